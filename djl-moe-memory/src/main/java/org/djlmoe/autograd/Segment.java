@@ -1,0 +1,44 @@
+package org.djlmoe.autograd;
+
+import ai.djl.ndarray.NDList;
+
+/**
+ * A piece of a model with a backward computation of its own.
+ *
+ * <p>Between its forward and its backward a segment keeps its inputs and what it {@linkplain
+ * SegmentContext#save saves}, nothing else: that is what bounds memory. A segment is used for one
+ * forward and at most one backward.
+ */
+public interface Segment {
+
+    /**
+     * Computes the outputs. Nothing is recorded while this runs, and every array that it makes is
+     * closed afterwards, except the outputs and what was saved.
+     *
+     * @param context where to save what the backward needs beyond the inputs
+     * @param inputs the inputs, without history
+     * @return the outputs, arrays of the segment's own and not its inputs
+     */
+    NDList forward(SegmentContext context, NDList inputs);
+
+    /**
+     * Computes the gradients of the inputs and adds those of the parameters in place, to {@link
+     * SegmentContext#gradient}. Nothing is recorded while this runs.
+     *
+     * @param context the one that {@link #forward} saved to
+     * @param inputs the inputs of {@link #forward}
+     * @param outputGradients one a output, null where the output had no influence; they may be
+     *     overwritten
+     * @return one a input, null where the input needs no gradient
+     */
+    NDList backward(SegmentContext context, NDList inputs, NDList outputGradients);
+
+    /**
+     * Computes the outputs with operations that DJL differentiates by itself. This is what runs
+     * when gradients are collected without a {@link Tape}: right, but not bounded.
+     *
+     * @param inputs the inputs, with their history
+     * @return the outputs
+     */
+    NDList plain(NDList inputs);
+}

@@ -1,0 +1,122 @@
+package org.djlmoe.autograd;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.NDScope;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+
+/**
+ * What one use of a segment keeps from forward to backward, and its access to the gradients of
+ * parameters.
+ */
+public final class SegmentContext implements AutoCloseable {
+
+    private final NDManager manager;
+    private final long seed;
+    private final boolean recording;
+    private final Map<String, NDArray> saved = new HashMap<>();
+    private final List<NDArray> handles = new ArrayList<>();
+
+    SegmentContext(NDManager parent, long seed, boolean recording) {
+        this.manager = parent.newSubManager();
+        this.seed = seed;
+        this.recording = recording;
+    }
+
+    /**
+     * Returns whether there will be a backward. Where not, there is no need to save anything.
+     *
+     * @return true if the tape records this segment
+     */
+    public boolean isRecording() {
+        return recording;
+    }
+
+    /**
+     * Returns a number that is the segment's own, the same in forward and backward.
+     *
+     * @return a seed for dropout and the like
+     */
+    public long seed() {
+        return seed;
+    }
+
+    /**
+     * Keeps an array until the segment's backward has run.
+     *
+     * @param name the name to get it back by
+     * @param array the array; the context owns it from now on
+     */
+    public void save(String name, NDArray array) {
+        NDScope.unregister(array);
+        array.attach(manager);
+        saved.put(name, array);
+    }
+
+    /**
+     * Returns a saved array.
+     *
+     * @param name the name given to {@link #save}
+     * @return the array
+     */
+    public NDArray get(String name) {
+        NDArray array = saved.get(name);
+        if (array == null) {
+            throw new IllegalStateException("The segment saved no array named " + name);
+        }
+        return array;
+    }
+
+    /**
+     * Returns the gradient of a parameter's array, to add to in place. It is made, as zeros, if
+     * there was none.
+     *
+     * @param weight the parameter's array, or another handle of it
+     * @return the gradient, or null if the array does not require one
+     */
+    public NDArray gradient(NDArray weight) {
+        if (!AutogradKernels.requiresGradient(weight)) {
+            return null;
+        }
+        PtNDArray gradient = JniUtils.getGradient((PtNDArray) weight);
+        if (gradient == null) {
+            // Only a backward makes .grad; one of zeros does, and its array becomes the gradient.
+            PtNDArray zeros = (PtNDArray) weight.zerosLike();
+            JniUtils.backward((PtNDArray) weight, zeros, false, false);
+            zeros.close();
+            gradient = JniUtils.getGradient((PtNDArray) weight);
+        }
+        handles.add(gradient);
+        return gradient;
+    }
+
+    /**
+     * Returns a manager whose arrays live until the segment's backward has run.
+     *
+     * @return the manager
+     */
+    public NDManager manager() {
+        return manager;
+    }
+
+    /**
+     * Closes the handles of gradients; every handle left open stays with the parameter for the
+     * model's life.
+     */
+    void closeHandles() {
+        handles.forEach(NDArray::close);
+        handles.clear();
+    }
+
+    @Override
+    public void close() {
+        closeHandles();
+        saved.clear();
+        manager.close();
+    }
+}

@@ -1,0 +1,273 @@
+package org.djlmoe.kernel;
+
+import ai.djl.Device;
+import ai.djl.engine.Engine;
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.engine.PtNDManager;
+import ai.djl.pytorch.engine.PtSymbolBlock;
+import ai.djl.pytorch.jni.IValue;
+import ai.djl.pytorch.jni.IValueUtils;
+import ai.djl.pytorch.jni.JniUtils;
+import java.io.ByteArrayInputStream;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+
+/**
+ * One text file of TorchScript functions, compiled by the PyTorch engine that DJL has loaded.
+ *
+ * <p>The idea: every ATen operator is reachable from TorchScript, and a TorchScript module is a zip
+ * of text. So a kernel needs no native code of its own and runs wherever the engine runs, on the
+ * CPU and on CUDA. The functions of a file are written as top-level {@code def name(self, ...)};
+ * they may call each other as {@code self.name(...)}.
+ *
+ * <p>There are two ways to call a function:
+ *
+ * <ul>
+ *   <li>{@link #run} and {@link #call} are fast, take arguments of any type and record nothing. The
+ *       arrays that {@link #call} returns can never require a gradient; a kernel that fills arrays
+ *       made by the caller has no such limit.
+ *   <li>{@link #record} takes and returns arrays only, and runs under the thread's gradient mode:
+ *       what it computes is differentiable, and the function may itself use {@code torch.grad}.
+ * </ul>
+ *
+ * <p>{@link #run} and {@link #call} may be used by many threads at once. {@link #record} renames
+ * its arguments while it runs, so an array must not be an argument of two such calls at the same
+ * time.
+ */
+public final class TorchKernels {
+
+    private static final Map<String, TorchKernels> LOADED = new ConcurrentHashMap<>();
+
+    /**
+     * Without this, PyTorch recompiles a function after its first calls, at an unpredictable
+     * moment.
+     */
+    private static final ThreadLocal<Boolean> EXECUTOR_SET =
+            ThreadLocal.withInitial(
+                    () -> {
+                        JniUtils.setGraphExecutorOptimize(false);
+                        return true;
+                    });
+
+    private final String name;
+    private final PtSymbolBlock module;
+
+    private TorchKernels(String name, PtSymbolBlock module) {
+        this.name = name;
+        this.module = module;
+    }
+
+    /**
+     * Returns the kernels of a text file, compiling them at the first request of the process.
+     *
+     * @param owner the class beside whose class file the text lies
+     * @param resource the file's name, such as {@code expert.py}
+     * @return the compiled kernels
+     * @throws KernelException if the file is missing, does not compile, or the PyTorch engine is
+     *     not there
+     */
+    public static TorchKernels load(Class<?> owner, String resource) {
+        return LOADED.computeIfAbsent(
+                owner.getPackageName() + '/' + resource,
+                key -> {
+                    try (InputStream in = owner.getResourceAsStream(resource)) {
+                        if (in == null) {
+                            throw new KernelException(
+                                    "No kernel text " + key + " on the class path");
+                        }
+                        String text = new String(in.readAllBytes(), StandardCharsets.UTF_8);
+                        return compile(resource, text);
+                    } catch (IOException e) {
+                        throw new UncheckedIOException("Cannot read the kernel text " + key, e);
+                    }
+                });
+    }
+
+    /**
+     * Compiles kernel text.
+     *
+     * @param name a name for messages
+     * @param text functions {@code def name(self, ...) -> ...:} at the left margin
+     * @return the compiled kernels
+     * @throws KernelException if the text does not compile or the PyTorch engine is not there
+     */
+    public static TorchKernels compile(String name, String text) {
+        NDManager manager = pytorchManager();
+        EXECUTOR_SET.get();
+        byte[] archive = ScriptArchive.of(text);
+        try {
+            PtSymbolBlock module =
+                    JniUtils.loadModule(
+                            (PtNDManager) manager, new ByteArrayInputStream(archive), false, false);
+            return new TorchKernels(name, module);
+        } catch (EngineException e) {
+            manager.close();
+            throw new KernelException(
+                    "Kernel text " + name + " does not compile: " + e.getMessage(), e);
+        } catch (IOException e) {
+            manager.close();
+            throw new UncheckedIOException(e);
+        }
+    }
+
+    private static NDManager pytorchManager() {
+        if (!Engine.getAllEngines().contains("PyTorch")) {
+            throw new KernelException(
+                    "These kernels need DJL's PyTorch engine, but only "
+                            + Engine.getAllEngines()
+                            + " is on the class path. Add ai.djl.pytorch:pytorch-engine.");
+        }
+        // Lives as long as the process: the compiled functions are shared by everybody.
+        return NDManager.newBaseManager(Device.cpu(), "PyTorch");
+    }
+
+    /**
+     * Runs a function for its effect on arrays given to it.
+     *
+     * @param method the function's name
+     * @param arguments arrays, {@code Integer}, {@code Long}, {@code Double}, {@code Float}, {@code
+     *     Boolean}, {@code String}, or lists of arrays or of longs
+     */
+    public void run(String method, Object... arguments) {
+        invoke(method, arguments).close();
+    }
+
+    /**
+     * Runs a function and returns its result, one array or a tuple of arrays.
+     *
+     * @param manager the owner of the results
+     * @param method the function's name
+     * @param arguments as for {@link #run}
+     * @return the results; they can never require a gradient
+     */
+    public NDList call(NDManager manager, String method, Object... arguments) {
+        try (IValue result = invoke(method, arguments)) {
+            NDList out = new NDList();
+            if (result.isTensor()) {
+                out.add(result.toTensor((PtNDManager) manager));
+            } else if (result.isTuple()) {
+                for (IValue element : result.toIValueTuple()) {
+                    try (element) {
+                        out.add(element.toTensor((PtNDManager) manager));
+                    }
+                }
+            } else {
+                throw new KernelException(name + ": " + method + " returns no array");
+            }
+            return out;
+        }
+    }
+
+    /**
+     * Runs a function that returns one float.
+     *
+     * @param method the function's name
+     * @param arguments as for {@link #run}
+     * @return the number
+     */
+    public double callDouble(String method, Object... arguments) {
+        try (IValue result = invoke(method, arguments)) {
+            return result.toDouble();
+        }
+    }
+
+    /**
+     * Runs a function that returns a truth value.
+     *
+     * @param method the function's name
+     * @param arguments as for {@link #run}
+     * @return the value
+     */
+    public boolean callBoolean(String method, Object... arguments) {
+        try (IValue result = invoke(method, arguments)) {
+            return result.toBoolean();
+        }
+    }
+
+    private IValue invoke(String method, Object[] arguments) {
+        EXECUTOR_SET.get();
+        IValue[] values = new IValue[arguments.length];
+        try {
+            for (int i = 0; i < values.length; i++) {
+                values[i] = toValue(arguments[i]);
+            }
+            return IValueUtils.runMethod(module, method, values);
+        } catch (EngineException e) {
+            throw failure(method, e);
+        } finally {
+            // The engine leaks every argument (and the tensor behind it) that is not closed.
+            for (IValue value : values) {
+                if (value != null) {
+                    value.close();
+                }
+            }
+        }
+    }
+
+    private static IValue toValue(Object argument) {
+        if (argument instanceof PtNDArray) {
+            return IValue.from((PtNDArray) argument);
+        } else if (argument instanceof Integer || argument instanceof Long) {
+            return IValue.from(((Number) argument).longValue());
+        } else if (argument instanceof Double || argument instanceof Float) {
+            return IValue.from(((Number) argument).doubleValue());
+        } else if (argument instanceof Boolean) {
+            return IValue.from((boolean) argument);
+        } else if (argument instanceof String) {
+            return IValue.from((String) argument);
+        } else if (argument instanceof long[]) {
+            return IValue.listFrom((long[]) argument);
+        } else if (argument instanceof List) {
+            return IValue.listFrom(((List<?>) argument).toArray(new PtNDArray[0]));
+        }
+        throw new IllegalArgumentException(
+                "A kernel takes arrays of the PyTorch engine, numbers, booleans, strings and lists, not "
+                        + (argument == null ? "null" : argument.getClass().getName()));
+    }
+
+    /**
+     * Runs a function under the thread's gradient mode.
+     *
+     * @param manager the owner of the results
+     * @param method the function's name
+     * @param arguments arrays; a number travels as an array without axes
+     * @return the results, recorded for differentiation if gradient mode is on
+     */
+    public NDList record(NDManager manager, String method, NDArray... arguments) {
+        EXECUTOR_SET.get();
+        String[] names = new String[arguments.length];
+        NDList list = new NDList(arguments.length + 1);
+        // The outputs attach to the manager of the first array, so the marker leads.
+        try (NDArray marker = manager.create(0f)) {
+            marker.setName("module_method:" + method);
+            list.add(marker);
+            for (int i = 0; i < names.length; i++) {
+                names[i] = arguments[i].getName();
+                // A name with a dot would turn the argument into a dictionary entry.
+                arguments[i].setName(null);
+                list.add(arguments[i]);
+            }
+            return IValueUtils.forward(module, list, true);
+        } catch (EngineException e) {
+            throw failure(method, e);
+        } finally {
+            for (int i = 0; i < list.size() - 1; i++) {
+                arguments[i].setName(names[i]);
+            }
+        }
+    }
+
+    private KernelException failure(String method, EngineException cause) {
+        return new KernelException(
+                "Kernel " + method + " of " + name + " failed: " + cause.getMessage(), cause);
+    }
+}
