@@ -6,6 +6,7 @@ import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.engine.PtNDManager;
 import ai.djl.pytorch.engine.PtSymbolBlock;
@@ -17,6 +18,7 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
@@ -67,29 +69,56 @@ public final class TorchKernels {
     }
 
     /**
-     * Returns the kernels of a text file, compiling them at the first request of the process.
+     * Returns the kernels of one or several text files, compiling them at the first request of the
+     * process.
      *
-     * @param owner the class beside whose class file the text lies
-     * @param resource the file's name, such as {@code expert.py}
+     * @param owner the class beside whose class file the texts lie
+     * @param resources the files' names, such as {@code norm.py, expert.py}; functions of one may
+     *     call those of another
      * @return the compiled kernels
-     * @throws KernelException if the file is missing, does not compile, or the PyTorch engine is
-     *     not there
+     * @throws KernelException if a file is missing, does not compile, or the PyTorch engine is not
+     *     there
      */
-    public static TorchKernels load(Class<?> owner, String resource) {
+    public static TorchKernels load(Class<?> owner, String... resources) {
+        String name = owner.getPackageName() + '/' + String.join("+", resources);
         return LOADED.computeIfAbsent(
-                owner.getPackageName() + '/' + resource,
+                name,
                 key -> {
-                    try (InputStream in = owner.getResourceAsStream(resource)) {
-                        if (in == null) {
-                            throw new KernelException(
-                                    "No kernel text " + key + " on the class path");
-                        }
-                        String text = new String(in.readAllBytes(), StandardCharsets.UTF_8);
-                        return compile(resource, text);
-                    } catch (IOException e) {
-                        throw new UncheckedIOException("Cannot read the kernel text " + key, e);
+                    StringBuilder text = new StringBuilder();
+                    for (String resource : resources) {
+                        text.append(read(owner, resource)).append('\n');
                     }
+                    return compile(key, text.toString());
                 });
+    }
+
+    /**
+     * Returns the array that stands for an absent argument: it has no elements.
+     *
+     * @return a shared array, which must not be closed
+     */
+    public static NDArray nothing() {
+        return Nothing.ARRAY;
+    }
+
+    private static final class Nothing {
+        static final NDArray ARRAY = pytorchManager().create(new Shape(0));
+    }
+
+    private static String read(Class<?> owner, String resource) {
+        try (InputStream in = owner.getResourceAsStream(resource)) {
+            if (in == null) {
+                throw new KernelException(
+                        "No kernel text "
+                                + owner.getPackageName()
+                                + '/'
+                                + resource
+                                + " on the class path");
+            }
+            return new String(in.readAllBytes(), StandardCharsets.UTF_8);
+        } catch (IOException e) {
+            throw new UncheckedIOException("Cannot read the kernel text " + resource, e);
+        }
     }
 
     /**
@@ -239,29 +268,43 @@ public final class TorchKernels {
      *
      * @param manager the owner of the results
      * @param method the function's name
-     * @param arguments arrays; a number travels as an array without axes
+     * @param arguments arrays, and lists of arrays that are not empty; numbers travel as an array
      * @return the results, recorded for differentiation if gradient mode is on
      */
-    public NDList record(NDManager manager, String method, NDArray... arguments) {
+    public NDList record(NDManager manager, String method, Object... arguments) {
         EXECUTOR_SET.get();
-        String[] names = new String[arguments.length];
-        NDList list = new NDList(arguments.length + 1);
+        List<NDArray> arrays = new ArrayList<>();
+        List<String> roles = new ArrayList<>();
+        for (int i = 0; i < arguments.length; i++) {
+            if (arguments[i] instanceof List) {
+                for (Object element : (List<?>) arguments[i]) {
+                    arrays.add((NDArray) element);
+                    roles.add("list" + i + "[]");
+                }
+            } else {
+                arrays.add((NDArray) arguments[i]);
+                // A name with a dot, as a parameter may have, would turn the argument into a
+                // dictionary entry.
+                roles.add(null);
+            }
+        }
+        String[] names = new String[arrays.size()];
+        NDList list = new NDList(names.length + 1);
         // The outputs attach to the manager of the first array, so the marker leads.
         try (NDArray marker = manager.create(0f)) {
             marker.setName("module_method:" + method);
             list.add(marker);
             for (int i = 0; i < names.length; i++) {
-                names[i] = arguments[i].getName();
-                // A name with a dot would turn the argument into a dictionary entry.
-                arguments[i].setName(null);
-                list.add(arguments[i]);
+                names[i] = arrays.get(i).getName();
+                arrays.get(i).setName(roles.get(i));
+                list.add(arrays.get(i));
             }
             return IValueUtils.forward(module, list, true);
         } catch (EngineException e) {
             throw failure(method, e);
         } finally {
             for (int i = 0; i < list.size() - 1; i++) {
-                arguments[i].setName(names[i]);
+                arrays.get(i).setName(names[i]);
             }
         }
     }
