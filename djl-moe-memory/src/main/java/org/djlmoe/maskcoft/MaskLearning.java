@@ -1,0 +1,450 @@
+package org.djlmoe.maskcoft;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.SplittableRandom;
+import org.djlmoe.routing.ExpertMask;
+
+/**
+ * Stage 1: learns which n experts a layer keeps, from losses alone.
+ *
+ * <p>Each step draws M masks from a {@link PlackettLuce} distribution a layer; the caller runs the
+ * same batch forward under each (no backward pass) and hands the losses back:
+ *
+ * <pre>{@code
+ * List<MaskSample> samples = learning.propose(step);
+ * double[] losses = ... // one forward pass under samples.get(i).mask() each
+ * learning.update(samples, losses);
+ * }</pre>
+ *
+ * The gradient of the expected loss is estimated by
+ *
+ * <pre>g = 1 / (M - 1) * sum over i of (L_i - mean L) * d log P(m_i) / d theta</pre>
+ *
+ * which is unbiased for every M of at least 2: the mean over <em>all</em> samples as a baseline
+ * with 1 / (M - 1) is the leave-one-out baseline with 1 / M. A term of the caller's own, such as
+ * lambda times replayed loads, is simply added to L_i. Adam then moves theta; it takes the scale of
+ * the losses out, so that one learning rate serves all models.
+ *
+ * <p>One loss credits all layers at once, so the variance grows with the number of layers: more
+ * layers want more samples or steps. When the right mask is that of the most used experts anyway,
+ * {@link ExpertMask#mostFrequent} costs nothing; compare with it.
+ *
+ * <p>The randomness of a sample comes from (seed, step, sample, layer) alone. Not thread safe.
+ */
+public final class MaskLearning {
+
+    private static final double BETA1 = 0.9;
+    private static final double BETA2 = 0.99;
+    private static final double EPSILON = 1e-12;
+
+    private final int experts;
+    private final int kept;
+    private final int samples;
+    private final double temperature;
+    private final double learningRate;
+    private final long seed;
+
+    /** Mask logits, [layers, experts]. */
+    private final double[][] theta;
+
+    private final double[][] mean;
+    private final double[][] variance;
+    private long updates;
+    private long dropped;
+
+    private MaskLearning(Builder b) {
+        experts = b.experts;
+        kept = b.kept;
+        samples = b.samples;
+        temperature = b.temperature;
+        learningRate = b.learningRate;
+        seed = b.seed;
+        theta = new double[b.layers][experts];
+        mean = new double[b.layers][experts];
+        variance = new double[b.layers][experts];
+        for (int l = 0; l < b.layers; l++) {
+            if (b.theta != null) {
+                theta[l] = b.theta[l].clone();
+            } else if (b.usage != null) {
+                theta[l] = standardisedLog(b.usage[l], b.usageScale);
+            }
+        }
+    }
+
+    /**
+     * Starts the settings.
+     *
+     * @return a builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /**
+     * Draws the masks of a step.
+     *
+     * @param step the step, at least 0; the same step before the same update draws the same masks
+     * @return M samples
+     */
+    public List<MaskSample> propose(int step) {
+        if (step < 0) {
+            throw new IllegalArgumentException("Step " + step + " is below 0");
+        }
+        PlackettLuce[] layers = distributions();
+        List<MaskSample> proposed = new ArrayList<>();
+        for (int i = 0; i < samples; i++) {
+            int[][] order = new int[layers.length][];
+            for (int l = 0; l < layers.length; l++) {
+                order[l] = layers[l].sample(random(seed, step, i, l));
+            }
+            proposed.add(new MaskSample(step, i, updates, experts, order));
+        }
+        return proposed;
+    }
+
+    /**
+     * Moves theta towards masks of lower loss.
+     *
+     * <p>A sample whose loss is not finite is left out and counted, see {@link #droppedSamples()}.
+     *
+     * @param proposed what {@link #propose} returned since the last update; any two or more of them
+     * @param losses the loss of each, all on the same batch
+     * @throws IllegalArgumentException if fewer than two losses are finite, or a sample was drawn
+     *     before the last update (its probability has changed). Theta is then as before
+     */
+    public void update(List<MaskSample> proposed, double[] losses) {
+        double[][] gradient = gradient(proposed, losses);
+        for (double loss : losses) {
+            dropped += Double.isFinite(loss) ? 0 : 1;
+        }
+        updates++;
+        double correction1 = 1 - Math.pow(BETA1, updates);
+        double correction2 = 1 - Math.pow(BETA2, updates);
+        for (int l = 0; l < theta.length; l++) {
+            for (int e = 0; e < experts; e++) {
+                double g = gradient[l][e];
+                mean[l][e] = BETA1 * mean[l][e] + (1 - BETA1) * g;
+                variance[l][e] = BETA2 * variance[l][e] + (1 - BETA2) * g * g;
+                theta[l][e] -=
+                        learningRate
+                                * (mean[l][e] / correction1)
+                                / (Math.sqrt(variance[l][e] / correction2) + EPSILON);
+            }
+        }
+    }
+
+    /** Returns the estimate of d E[loss] / d theta, [layers, experts]. */
+    double[][] gradient(List<MaskSample> proposed, double[] losses) {
+        if (proposed.size() != losses.length) {
+            throw new IllegalArgumentException(
+                    "%d samples but %d losses".formatted(proposed.size(), losses.length));
+        }
+        for (MaskSample s : proposed) {
+            if (s.updates() != updates) {
+                throw new IllegalArgumentException(
+                        "Sample %d of step %d was drawn after %d updates, now there are %d: propose anew after each update"
+                                .formatted(s.index(), s.step(), s.updates(), updates));
+            }
+        }
+        double[] finite = Arrays.stream(losses).filter(Double::isFinite).toArray();
+        if (finite.length < 2) {
+            throw new IllegalArgumentException(
+                    "Only %d of %d losses are finite %s: two are needed to tell masks apart"
+                            .formatted(finite.length, losses.length, Arrays.toString(losses)));
+        }
+        // Each loss divided first: the sum of large finite losses may not be finite.
+        double baseline = Arrays.stream(finite).map(v -> v / finite.length).sum();
+        PlackettLuce[] layers = distributions();
+        double[][] gradient = new double[layers.length][experts];
+        for (int i = 0; i < losses.length; i++) {
+            if (!Double.isFinite(losses[i])) {
+                continue;
+            }
+            double advantage = (losses[i] - baseline) / (finite.length - 1);
+            for (int l = 0; l < layers.length; l++) {
+                double[] g = layers[l].gradient(proposed.get(i).order(l));
+                for (int e = 0; e < experts; e++) {
+                    gradient[l][e] += advantage * g[e];
+                }
+            }
+        }
+        return gradient;
+    }
+
+    /**
+     * Returns what has been learnt: the top n of theta, of equals the lower id.
+     *
+     * @return the mask
+     */
+    public ExpertMask mask() {
+        return ExpertMask.topN(theta, kept);
+    }
+
+    /**
+     * Returns the mask logits.
+     *
+     * @return [layers, experts]; a copy
+     */
+    public double[][] theta() {
+        return Arrays.stream(theta).map(double[]::clone).toArray(double[][]::new);
+    }
+
+    /**
+     * Returns how many updates were made.
+     *
+     * @return the number of updates
+     */
+    public long updates() {
+        return updates;
+    }
+
+    /**
+     * Returns how many samples were left out because their loss was not finite.
+     *
+     * @return the number over all updates
+     */
+    public long droppedSamples() {
+        return dropped;
+    }
+
+    @Override
+    public String toString() {
+        return "MaskLearning keeps %d of %d, %d samples a step, temperature %s, learning rate %s, %d updates, %d samples dropped%n%s"
+                .formatted(
+                        kept,
+                        experts,
+                        samples,
+                        temperature,
+                        learningRate,
+                        updates,
+                        dropped,
+                        mask());
+    }
+
+    private PlackettLuce[] distributions() {
+        return Arrays.stream(theta)
+                .map(t -> new PlackettLuce(t, temperature, kept))
+                .toArray(PlackettLuce[]::new);
+    }
+
+    private static SplittableRandom random(long seed, int step, int sample, int layer) {
+        return new SplittableRandom(mix(mix(mix(mix(seed) + step) + sample) + layer));
+    }
+
+    /**
+     * The 64-bit finaliser of MurmurHash3 by A. Appleby, after a Weyl increment so that 0 moves.
+     */
+    private static long mix(long z) {
+        z += 0x9e3779b97f4a7c15L;
+        z = (z ^ (z >>> 33)) * 0xff51afd7ed558ccdL;
+        z = (z ^ (z >>> 33)) * 0xc4ceb9fe1a85ec53L;
+        return z ^ (z >>> 33);
+    }
+
+    private static double[] standardisedLog(long[] usage, double scale) {
+        double[] log = Arrays.stream(usage).mapToDouble(Math::log1p).toArray();
+        double mean = Arrays.stream(log).average().orElseThrow();
+        double sd =
+                Math.sqrt(
+                        Arrays.stream(log)
+                                .map(v -> (v - mean) * (v - mean))
+                                .average()
+                                .orElseThrow());
+        return Arrays.stream(log).map(v -> sd > 1e-12 ? scale * (v - mean) / sd : 0).toArray();
+    }
+
+    /** Settings of the learner. */
+    public static final class Builder {
+
+        private int layers;
+        private int experts;
+        private int kept;
+        private int topK;
+        private int samples = 8;
+        private double temperature = 1;
+        private double learningRate = 0.1;
+        private long seed;
+        private double[][] theta;
+        private long[][] usage;
+        private double usageScale;
+
+        private Builder() {}
+
+        /**
+         * Sets the number of MoE layers.
+         *
+         * @param value at least 1
+         * @return this builder
+         */
+        public Builder setNumLayers(int value) {
+            layers = value;
+            return this;
+        }
+
+        /**
+         * Sets the number of experts a layer.
+         *
+         * @param value at least 1
+         * @return this builder
+         */
+        public Builder setNumExperts(int value) {
+            experts = value;
+            return this;
+        }
+
+        /**
+         * Sets how many experts a layer keeps.
+         *
+         * @param n topK to the number of experts
+         * @return this builder
+         */
+        public Builder setKept(int n) {
+            kept = n;
+            return this;
+        }
+
+        /**
+         * Sets how many experts a token selects, the least that can be kept.
+         *
+         * @param k at least 1
+         * @return this builder
+         */
+        public Builder setTopK(int k) {
+            topK = k;
+            return this;
+        }
+
+        /**
+         * Sets how many masks are tried a step; default: 8.
+         *
+         * @param m at least 2
+         * @return this builder
+         */
+        public Builder optSamples(int m) {
+            samples = m;
+            return this;
+        }
+
+        /**
+         * Sets the temperature tau: how far samples stray from the top n of theta; default: 1.
+         *
+         * @param tau above 0, in the unit of theta
+         * @return this builder
+         */
+        public Builder optTemperature(double tau) {
+            temperature = tau;
+            return this;
+        }
+
+        /**
+         * Sets how far Adam moves theta an update, roughly; default: 0.1.
+         *
+         * @param rate above 0, in the unit of theta
+         * @return this builder
+         */
+        public Builder optLearningRate(double rate) {
+            learningRate = rate;
+            return this;
+        }
+
+        /**
+         * Sets what decides every sample; default: 0.
+         *
+         * @param value the seed
+         * @return this builder
+         */
+        public Builder optSeed(long value) {
+            seed = value;
+            return this;
+        }
+
+        /**
+         * Sets where theta begins; default: all 0, that is, every mask equally likely.
+         *
+         * @param initial [layers, experts], finite
+         * @return this builder
+         */
+        public Builder optTheta(double[][] initial) {
+            theta = initial;
+            return this;
+        }
+
+        /**
+         * Lets theta begin at the usage of the base model: log(1 + count), standardised within the
+         * layer to mean 0 and the given standard deviation. Equal counts give 0.
+         *
+         * @param counts how often an expert was selected, [layers, experts]
+         * @param scale the standard deviation, at least 0. At the scale of the temperature, 1 by
+         *     default, frequent experts are clearly favoured and rare ones are still drawn often
+         *     enough to be judged
+         * @return this builder
+         */
+        public Builder optInitialUsage(long[][] counts, double scale) {
+            usage = counts;
+            usageScale = scale;
+            return this;
+        }
+
+        /**
+         * Checks the settings.
+         *
+         * @return the learner, before its first update
+         */
+        public MaskLearning build() {
+            require(layers >= 1, "numLayers is %d: set 1 or more", layers);
+            require(experts >= 1, "numExperts is %d: set 1 or more", experts);
+            require(topK >= 1, "topK is %d: set 1 or more", topK);
+            require(
+                    kept >= topK && kept <= experts,
+                    "Cannot keep %d: set topK (%d) to numExperts (%d)",
+                    kept,
+                    topK,
+                    experts);
+            require(samples >= 2, "samples is %d: two masks are needed to compare", samples);
+            require(
+                    temperature > 0 && Double.isFinite(temperature),
+                    "temperature is %s: it must be finite and above 0",
+                    temperature);
+            require(
+                    learningRate > 0 && Double.isFinite(learningRate),
+                    "learningRate is %s: it must be finite and above 0",
+                    learningRate);
+            require(
+                    theta == null || usage == null,
+                    "theta and usage are both given: choose one to begin with");
+            if (theta != null) {
+                require(theta.length == layers, "theta has %d layers", theta.length);
+                for (double[] row : theta) {
+                    require(row.length == experts, "theta has a layer of %d experts", row.length);
+                    require(
+                            Arrays.stream(row).allMatch(Double::isFinite),
+                            "theta is not finite: %s",
+                            Arrays.toString(row));
+                }
+            }
+            if (usage != null) {
+                require(
+                        usageScale >= 0 && Double.isFinite(usageScale),
+                        "The usage scale is %s: it must be finite and at least 0",
+                        usageScale);
+                require(usage.length == layers, "usage has %d layers", usage.length);
+                for (long[] row : usage) {
+                    require(row.length == experts, "usage has a layer of %d experts", row.length);
+                    require(
+                            Arrays.stream(row).allMatch(c -> c >= 0),
+                            "usage counts are below 0: %s",
+                            Arrays.toString(row));
+                }
+            }
+            return new MaskLearning(this);
+        }
+
+        private static void require(boolean holds, String message, Object... args) {
+            if (!holds) {
+                throw new IllegalArgumentException(message.formatted(args));
+            }
+        }
+    }
+}
