@@ -1,0 +1,75 @@
+package org.djlmoe.io;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.channels.FileChannel;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.AtomicMoveNotSupportedException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
+import java.nio.file.StandardOpenOption;
+
+/**
+ * Files that appear whole or not at all: written under a temporary name in the same folder, forced
+ * to the disk, then renamed over the final name in one step.
+ */
+public final class AtomicFiles {
+
+    private AtomicFiles() {}
+
+    /**
+     * Writes a small text file (UTF-8) in one step.
+     *
+     * @param file the file, replaced if it exists
+     * @param text its contents
+     * @throws IOException if writing fails; then the old file is untouched
+     */
+    public static void writeString(Path file, String text) throws IOException {
+        Path temporary = temporaryFor(file);
+        try {
+            try (FileChannel channel = FileChannel.open(temporary, StandardOpenOption.WRITE)) {
+                Channels.writeFully(
+                        channel, ByteBuffer.wrap(text.getBytes(StandardCharsets.UTF_8)));
+                channel.force(true);
+            }
+            publish(temporary, file);
+        } finally {
+            Files.deleteIfExists(temporary);
+        }
+    }
+
+    /** Creates an empty file beside {@code file}, hidden and of a name that no reader looks for. */
+    static Path temporaryFor(Path file) throws IOException {
+        Path absolute = file.toAbsolutePath();
+        Path temporary =
+                absolute.resolveSibling(
+                        "."
+                                + absolute.getFileName()
+                                + "."
+                                + ProcessHandle.current().pid()
+                                + ".tmp");
+        // Not Files.createTempFile: it would make the final file readable by its owner alone.
+        Files.deleteIfExists(temporary);
+        return Files.createFile(temporary);
+    }
+
+    /** Renames a finished temporary file to its final name. */
+    static void publish(Path temporary, Path file) throws IOException {
+        Path target = file.toAbsolutePath();
+        try {
+            Files.move(
+                    temporary,
+                    target,
+                    StandardCopyOption.ATOMIC_MOVE,
+                    StandardCopyOption.REPLACE_EXISTING);
+        } catch (AtomicMoveNotSupportedException e) {
+            Files.move(temporary, target, StandardCopyOption.REPLACE_EXISTING);
+        }
+        try (FileChannel folder = FileChannel.open(target.getParent(), StandardOpenOption.READ)) {
+            folder.force(true);
+        } catch (IOException e) {
+            // Some systems cannot force a folder; the rename itself has happened.
+        }
+    }
+}

@@ -1,0 +1,234 @@
+package org.djlmoe.model;
+
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParseException;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.io.Reader;
+import java.math.BigDecimal;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Objects;
+import java.util.Set;
+
+/**
+ * Turns a Hugging Face {@code config.json} into a {@link MoeConfig}.
+ *
+ * <p>A key that is null counts as absent, as in transformers. Defaults for absent keys are those of
+ * its {@code MixtralConfig}, except for the sizes: a file without them is more likely damaged than
+ * meant to be Mixtral-8x7B.
+ */
+final class HfConfigReader {
+
+    private static final double DEFAULT_ROPE_THETA = 1e6;
+
+    private final Path file;
+    private final JsonObject json;
+
+    HfConfigReader(Path file) throws IOException {
+        this.file = file;
+        try (Reader text = Files.newBufferedReader(file, StandardCharsets.UTF_8)) {
+            JsonElement root = JsonParser.parseReader(text);
+            if (!root.isJsonObject()) {
+                throw new IllegalArgumentException(file + ": is not a JSON object");
+            }
+            json = root.getAsJsonObject();
+        } catch (JsonParseException e) {
+            throw new IllegalArgumentException(file + ": is not valid JSON", e);
+        }
+    }
+
+    MoeConfig read() {
+        require("model_type", "mixtral", text(json, "model_type"));
+        String activation = text(json, "hidden_act");
+        if (activation != null) {
+            require("hidden_act", "silu", activation);
+        }
+        requireZero("attention_dropout");
+        requireZero("router_jitter_noise");
+        requireFalse("attention_bias");
+        requireFalse("mlp_bias");
+        if (present(json, "quantization_config")) {
+            throw fail("quantization_config", "quantized weights are not implemented");
+        }
+        if (!present(json, "num_key_value_heads") && !json.has("num_key_value_heads")) {
+            throw fail("num_key_value_heads", "is missing");
+        }
+        int heads = requiredInt("num_attention_heads");
+        MoeConfig.Builder builder =
+                MoeConfig.builder()
+                        .setVocabSize(requiredInt("vocab_size"))
+                        .setHiddenSize(requiredInt("hidden_size"))
+                        .setIntermediateSize(requiredInt("intermediate_size"))
+                        .setNumLayers(requiredInt("num_hidden_layers"))
+                        .setNumHeads(heads)
+                        .optNumKeyValueHeads(optionalInt("num_key_value_heads", heads))
+                        .setNumExperts(requiredInt("num_local_experts"))
+                        .setTopK(requiredInt("num_experts_per_tok"))
+                        .optRopeTheta(ropeTheta())
+                        .optRmsNormEps(optionalNumber(json, "rms_norm_eps", 1e-5))
+                        .optSlidingWindow(slidingWindow())
+                        .optMaxPositionEmbeddings(optionalInt("max_position_embeddings", 131072))
+                        .optTieWordEmbeddings(optionalBoolean("tie_word_embeddings"))
+                        .optInitializerRange(optionalNumber(json, "initializer_range", 0.02));
+        if (present(json, "head_dim")) {
+            builder.optHeadDim(requiredInt("head_dim"));
+        }
+        try {
+            return builder.build();
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
+        }
+    }
+
+    private int slidingWindow() {
+        if (!present(json, "sliding_window")) {
+            return 0;
+        }
+        int width = requiredInt("sliding_window");
+        if (width <= 0) {
+            throw fail("sliding_window", "must be null or a positive width, not " + width);
+        }
+        return width;
+    }
+
+    /** Reads the base from either spelling; both may be there if they agree. */
+    private double ropeTheta() {
+        checkRope("rope_scaling");
+        checkRope("rope_parameters");
+        requireWholeRotation(json, "partial_rotary_factor");
+        Double theta = null;
+        if (present(json, "rope_theta")) {
+            theta = optionalNumber(json, "rope_theta", DEFAULT_ROPE_THETA);
+        }
+        for (String key : new String[] {"rope_parameters", "rope_scaling"}) {
+            JsonObject rope = present(json, key) ? json.getAsJsonObject(key) : new JsonObject();
+            if (present(rope, "rope_theta")) {
+                double inner = optionalNumber(rope, "rope_theta", DEFAULT_ROPE_THETA);
+                if (theta != null && theta != inner) {
+                    throw fail("rope_theta", "is " + theta + ", but " + key + " says " + inner);
+                }
+                theta = inner;
+            }
+        }
+        return Objects.requireNonNullElse(theta, DEFAULT_ROPE_THETA);
+    }
+
+    private void checkRope(String key) {
+        if (!present(json, key)) {
+            return;
+        }
+        if (!json.get(key).isJsonObject()) {
+            throw fail(key, "must be null or an object");
+        }
+        JsonObject rope = json.getAsJsonObject(key);
+        for (String typeKey : new String[] {"rope_type", "type"}) {
+            String type = text(rope, typeKey);
+            if (type != null && !type.equals("default")) {
+                throw fail(
+                        key + "." + typeKey,
+                        "is '" + type + "'; only 'default' (no scaling) is implemented");
+            }
+        }
+        for (String name : rope.keySet()) {
+            boolean known =
+                    Set.of("rope_type", "type", "rope_theta", "partial_rotary_factor")
+                            .contains(name);
+            boolean typed = present(rope, "rope_type") || present(rope, "type");
+            if (!known && !typed) {
+                throw fail(key, "has '" + name + "' but no rope_type");
+            }
+        }
+        requireWholeRotation(rope, "partial_rotary_factor");
+    }
+
+    private void requireWholeRotation(JsonObject object, String key) {
+        double factor = optionalNumber(object, key, 1);
+        if (factor != 1) {
+            throw fail(key, "is " + factor + "; only 1 (rotate the whole head) is implemented");
+        }
+    }
+
+    private void require(String key, String wanted, String found) {
+        if (!wanted.equals(found)) {
+            throw fail(key, "is '" + found + "'; only '" + wanted + "' is implemented");
+        }
+    }
+
+    private void requireZero(String key) {
+        double value = optionalNumber(json, key, 0);
+        if (value != 0) {
+            throw fail(key, "is " + value + "; only 0 is implemented");
+        }
+    }
+
+    private void requireFalse(String key) {
+        if (optionalBoolean(key)) {
+            throw fail(key, "is true; only false is implemented");
+        }
+    }
+
+    private int requiredInt(String key) {
+        if (!present(json, key)) {
+            throw fail(key, "is missing");
+        }
+        BigDecimal value = number(json, key);
+        try {
+            return value.intValueExact();
+        } catch (ArithmeticException e) {
+            throw fail(key, "is " + value + ", not a whole number below 2^31");
+        }
+    }
+
+    private int optionalInt(String key, int fallback) {
+        return present(json, key) ? requiredInt(key) : fallback;
+    }
+
+    private double optionalNumber(JsonObject object, String key, double fallback) {
+        return present(object, key) ? number(object, key).doubleValue() : fallback;
+    }
+
+    private boolean optionalBoolean(String key) {
+        if (!present(json, key)) {
+            return false;
+        }
+        JsonElement value = json.get(key);
+        if (!value.isJsonPrimitive() || !value.getAsJsonPrimitive().isBoolean()) {
+            throw fail(key, "is " + value + ", neither true nor false");
+        }
+        return value.getAsBoolean();
+    }
+
+    private BigDecimal number(JsonObject object, String key) {
+        JsonElement value = object.get(key);
+        if (value.isJsonPrimitive() && value.getAsJsonPrimitive().isNumber()) {
+            try {
+                return value.getAsBigDecimal();
+            } catch (NumberFormatException e) {
+                throw fail(key, "is " + value + ", not a finite number");
+            }
+        }
+        throw fail(key, "is " + value + ", not a number");
+    }
+
+    private String text(JsonObject object, String key) {
+        if (!present(object, key)) {
+            return null;
+        }
+        JsonElement value = object.get(key);
+        if (!value.isJsonPrimitive() || !value.getAsJsonPrimitive().isString()) {
+            throw fail(key, "is " + value + ", not a string");
+        }
+        return value.getAsString();
+    }
+
+    private static boolean present(JsonObject object, String key) {
+        return object.has(key) && !object.get(key).isJsonNull();
+    }
+
+    private IllegalArgumentException fail(String key, String detail) {
+        return new IllegalArgumentException(file + ": " + key + " " + detail);
+    }
+}
