@@ -1,0 +1,181 @@
+package org.djlmoe.expert;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.NormalInitializer;
+import ai.djl.util.PairList;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import org.djlmoe.kernel.ExpertKernels;
+import org.djlmoe.kernel.TorchKernels;
+
+/**
+ * SwiGLU experts over stacked weights: expert(x) = (silu(x gate') * (x up')) down'.
+ *
+ * <ul>
+ *   <li>parameter {@code experts.gate_up_proj}: [E, 2 I, H], the rows of gate before those of up
+ *   <li>parameter {@code experts.down_proj}: [E, H, I]
+ *   <li>input: rows [N, H], ids INT64 [N, k], combine weights [N, k]
+ *   <li>output: [N, H], the weighted sum over each row's experts
+ * </ul>
+ *
+ * <p>The block's own forward is plain and unbounded; {@code MoeBlock} runs the same weights chunk
+ * by chunk.
+ */
+public final class Experts extends AbstractBlock {
+
+    private final int experts;
+    private final int hidden;
+    private final int inner;
+    private final Parameter gateUp;
+    private final Parameter down;
+    private LoraExperts adapters;
+
+    /**
+     * Creates experts.
+     *
+     * @param experts E
+     * @param hidden H
+     * @param inner I
+     * @param initializerRange standard deviation of the initial weights
+     */
+    public Experts(int experts, int hidden, int inner, double initializerRange) {
+        this.experts = experts;
+        this.hidden = hidden;
+        this.inner = inner;
+        gateUp =
+                add(
+                        "experts.gate_up_proj",
+                        new Shape(experts, 2L * inner, hidden),
+                        initializerRange);
+        down = add("experts.down_proj", new Shape(experts, hidden, inner), initializerRange);
+    }
+
+    private Parameter add(String name, Shape shape, double initializerRange) {
+        // Type OTHER: DJL's default initializer for weights takes the wrong fan-in from a stacked
+        // shape.
+        return addParameter(
+                Parameter.builder()
+                        .setName(name)
+                        .setType(Parameter.Type.OTHER)
+                        .optInitializer(new NormalInitializer((float) initializerRange))
+                        .optShape(shape)
+                        .build());
+    }
+
+    /**
+     * Gives every expert a low-rank adapter. It must be initialized before it is used.
+     *
+     * @param rank r
+     * @param alpha scaling numerator
+     * @return the adapters
+     */
+    public LoraExperts attachAdapters(int rank, double alpha) {
+        if (adapters != null) {
+            throw new IllegalStateException(
+                    "These experts have adapters already: merge or detach them first");
+        }
+        adapters = addChildBlock("lora", new LoraExperts(experts, hidden, inner, rank, alpha));
+        return adapters;
+    }
+
+    /**
+     * Returns the adapters.
+     *
+     * @return the adapters, or null if there are none
+     */
+    public LoraExperts adapters() {
+        return adapters;
+    }
+
+    /** Drops the adapters without merging them. */
+    public void detachAdapters() {
+        if (adapters != null) {
+            children.remove(
+                    children.keys().stream()
+                            .filter(k -> k.endsWith("lora"))
+                            .findFirst()
+                            .orElseThrow());
+            adapters.clear();
+            adapters = null;
+        }
+    }
+
+    /**
+     * Returns the gate and up weights.
+     *
+     * @return [E, 2 I, H]
+     */
+    public Parameter gateUp() {
+        return gateUp;
+    }
+
+    /**
+     * Returns the down weights.
+     *
+     * @return [E, H, I]
+     */
+    public Parameter down() {
+        return down;
+    }
+
+    /**
+     * Returns I.
+     *
+     * @return the width of an expert
+     */
+    public int inner() {
+        return inner;
+    }
+
+    /**
+     * Returns the weights in the order of {@link ExpertKernels.Weights} from {@code GATE_UP} on.
+     *
+     * @return six parameters, null in place of absent adapters
+     */
+    public List<Parameter> weights() {
+        List<Parameter> all = new ArrayList<>(List.of(gateUp, down));
+        all.addAll(adapters == null ? Collections.nCopies(4, null) : adapters.weights());
+        return all;
+    }
+
+    /**
+     * Returns the factor of the adapters' products.
+     *
+     * @return alpha / r, or 0 without adapters
+     */
+    public double adapterScale() {
+        return adapters == null ? 0 : adapters.scale();
+    }
+
+    @Override
+    protected NDList forwardInternal(
+            ParameterStore parameterStore,
+            NDList inputs,
+            boolean training,
+            PairList<String, Object> params) {
+        NDArray rows = inputs.get(0);
+        List<NDArray> arrays = new ArrayList<>();
+        for (Parameter parameter : weights()) {
+            arrays.add(
+                    parameter == null
+                            ? TorchKernels.nothing()
+                            : parameterStore.getValue(parameter, rows.getDevice(), training));
+        }
+        ExpertKernels.Settings settings =
+                new ExpertKernels.Settings(
+                        (int) inputs.get(1).getShape().get(1), 0, adapterScale(), false, false);
+        return new NDList(
+                ExpertKernels.expertsPlain(rows, inputs.get(1), inputs.get(2), arrays, settings));
+    }
+
+    @Override
+    public Shape[] getOutputShapes(Shape[] inputShapes) {
+        return new Shape[] {inputShapes[0]};
+    }
+}

@@ -1,0 +1,203 @@
+package org.djlmoe.routing;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.NormalInitializer;
+import ai.djl.util.PairList;
+import org.djlmoe.kernel.ExpertKernels;
+import org.djlmoe.kernel.TorchKernels;
+
+/**
+ * Chooses the top k experts of every token.
+ *
+ * <p>Logits and softmax are computed in F32: in half precision, logits that differ by a thousandth
+ * tie, and tokens flip to other experts. Ties go to the lower index. Combine weights are gathered
+ * from the softmax over <i>all</i> experts, whatever a mask or a prior does to the ranking, and are
+ * divided by their sum if the model does so.
+ *
+ * <ul>
+ *   <li>parameter {@code gate.weight}: [E, H]
+ *   <li>input: [N, H]
+ *   <li>output: ids INT64 [N, k] and combine weights [N, k]
+ * </ul>
+ */
+public final class Router extends AbstractBlock {
+
+    private final Parameter weight;
+    private final int experts;
+    private final int topK;
+    private final boolean renormalize;
+    private double[] bias;
+    private boolean byProbability;
+    private int protectedTop;
+    private RoutingObserver observer;
+
+    /**
+     * Creates a router.
+     *
+     * @param hidden H
+     * @param experts E
+     * @param topK k, at most E
+     * @param renormalize whether the combine weights of a token are divided by their sum
+     * @param initializerRange standard deviation of the initial weight
+     */
+    public Router(int hidden, int experts, int topK, boolean renormalize, double initializerRange) {
+        if (topK < 1 || topK > experts) {
+            throw new IllegalArgumentException(
+                    "topK is " + topK + ": it must be from 1 to the number of experts, " + experts);
+        }
+        this.experts = experts;
+        this.topK = topK;
+        this.renormalize = renormalize;
+        this.weight =
+                addParameter(
+                        Parameter.builder()
+                                .setName("gate.weight")
+                                .setType(Parameter.Type.WEIGHT)
+                                .optInitializer(new NormalInitializer((float) initializerRange))
+                                .optShape(new Shape(experts, hidden))
+                                .build());
+    }
+
+    /**
+     * Ranks the kept experts of this layer higher, or allows no others.
+     *
+     * @param kept one flag an expert
+     * @param prior how strongly; {@link SelectionPrior#hardMask()} allows no others
+     * @throws IllegalArgumentException if a hard mask keeps fewer than k experts
+     */
+    public void setPrior(boolean[] kept, SelectionPrior prior) {
+        if (kept.length != experts) {
+            throw new IllegalArgumentException(
+                    "The mask has " + kept.length + " experts, the router has " + experts);
+        }
+        double[] added = new double[experts];
+        int count = 0;
+        for (int e = 0; e < experts; e++) {
+            count += kept[e] ? 1 : 0;
+            if (prior.isHardMask()) {
+                added[e] = kept[e] ? 0 : Double.NEGATIVE_INFINITY;
+            } else {
+                boolean scaled = prior.form() == SelectionPrior.Form.SCALED;
+                added[e] = kept[e] ? prior.beta() * (scaled ? prior.logitRange() : 1) : 0;
+            }
+        }
+        if (prior.isHardMask() && count < topK) {
+            throw new IllegalArgumentException(
+                    "A hard mask must keep at least topK = "
+                            + topK
+                            + " experts, but keeps "
+                            + count);
+        }
+        bias = added;
+        byProbability = prior.form() == SelectionPrior.Form.PROBABILITY;
+        protectedTop = Math.min(prior.protectedTop(), topK);
+    }
+
+    /** Ranks by the router's own logits again. */
+    public void clearPrior() {
+        bias = null;
+        byProbability = false;
+        protectedTop = 0;
+    }
+
+    /**
+     * Sets who sees the choices.
+     *
+     * @param observer the observer, or null for nobody
+     */
+    public void setObserver(RoutingObserver observer) {
+        this.observer = observer;
+    }
+
+    /**
+     * Tells the observer, if there is one.
+     *
+     * @param ids INT64 [N, k]
+     */
+    public void observe(NDArray ids) {
+        if (observer != null) {
+            observer.chosen(ids);
+        }
+    }
+
+    /**
+     * Returns how experts are ranked now, in the form that kernels take.
+     *
+     * @param manager the owner of the bias
+     * @return the ranking
+     */
+    public ExpertKernels.Selection selection(NDManager manager) {
+        NDArray added = bias == null ? TorchKernels.nothing() : manager.create(bias);
+        return new ExpertKernels.Selection(added, byProbability, protectedTop);
+    }
+
+    /**
+     * Returns the weight.
+     *
+     * @return [E, H]
+     */
+    public Parameter weight() {
+        return weight;
+    }
+
+    /**
+     * Returns k.
+     *
+     * @return experts a token
+     */
+    public int topK() {
+        return topK;
+    }
+
+    /**
+     * Returns E.
+     *
+     * @return the number of experts
+     */
+    public int experts() {
+        return experts;
+    }
+
+    /**
+     * Returns whether combine weights are divided by their sum.
+     *
+     * @return whether they are
+     */
+    public boolean renormalizes() {
+        return renormalize;
+    }
+
+    @Override
+    protected NDList forwardInternal(
+            ParameterStore parameterStore,
+            NDList inputs,
+            boolean training,
+            PairList<String, Object> params) {
+        NDArray hidden = inputs.singletonOrThrow();
+        NDArray w = parameterStore.getValue(weight, hidden.getDevice(), training);
+        ExpertKernels.Settings settings =
+                new ExpertKernels.Settings(topK, 0, 0, false, renormalize);
+        NDList chosen =
+                ExpertKernels.routePlain(hidden, w, settings, selection(hidden.getManager()));
+        observe(chosen.get(0));
+        return chosen;
+    }
+
+    @Override
+    public Shape[] getOutputShapes(Shape[] inputShapes) {
+        Shape chosen = new Shape(inputShapes[0].get(0), topK);
+        return new Shape[] {chosen, chosen};
+    }
+
+    @Override
+    public DataType[] getOutputDataTypes() {
+        return new DataType[] {DataType.INT64, DataType.FLOAT32};
+    }
+}
