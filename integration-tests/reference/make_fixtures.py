@@ -161,7 +161,7 @@ def write_small():
         for name, value in (("", values), (".special", special)):
             tensors[kind + name] = value.to(dtype)
             tensors[kind + name + ".expected"] = value.to(dtype).float()
-    save_file(tensors, fresh(SMALL) / "python.safetensors", metadata={"format": "pt", "note": "ü"})
+    save_file(tensors, fresh(SMALL) / "python.safetensors", metadata={"note": "ü"})
 
 
 def main():
