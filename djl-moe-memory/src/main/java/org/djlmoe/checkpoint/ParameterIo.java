@@ -98,8 +98,9 @@ final class ParameterIo implements AutoCloseable {
             FloatBuffer here = open(flat, 0, 1);
             FloatBuffer there = open(again, 0, 1);
             float before = here.get(0);
-            here.put(0, before == 0 ? 1 : 0);
-            boolean shared = there.get(0) != before || Float.isNaN(before) && there.get(0) == 0;
+            float probe = before == 1 ? 2 : 1;
+            here.put(0, probe);
+            boolean shared = there.get(0) == probe;
             here.put(0, before);
             if (!shared) {
                 throw new IllegalArgumentException(
