@@ -6,6 +6,7 @@ import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.NDScope;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.engine.PtNDManager;
@@ -102,7 +103,16 @@ public final class TorchKernels {
     }
 
     private static final class Nothing {
-        static final NDArray ARRAY = pytorchManager().create(new Shape(0));
+        static final NDArray ARRAY = create();
+
+        private static NDArray create() {
+            try (NDScope scope = new NDScope()) {
+                NDArray array = pytorchManager().create(new Shape(0));
+                // The first request may come from within a scope, which would close it.
+                NDScope.unregister(array);
+                return array;
+            }
+        }
     }
 
     private static String read(Class<?> owner, String resource) {

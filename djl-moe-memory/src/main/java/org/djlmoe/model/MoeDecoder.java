@@ -30,7 +30,7 @@ import org.djlmoe.vocab.VocabProjection;
  *
  * <ul>
  *   <li>input: token ids INT64 [B, S]
- *   <li>output: hidden states [B S, H] and the projection's weight [V, H], as {@code RingDtpLoss}
+ *   <li>output: hidden states [B, S, H] and the projection's weight [V, H], as {@code RingDtpLoss}
  *       takes them
  * </ul>
  *
@@ -153,7 +153,8 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
                             .singletonOrThrow();
             between.close();
         }
-        NDArray hidden = norm.forward(parameterStore, new NDList(x), training).singletonOrThrow();
+        Shape shape = new Shape(ids.getShape().get(0), sequence, config.hiddenSize());
+        NDArray hidden = norm.forward(parameterStore, x, shape, training);
         x.close();
         return projection.forward(parameterStore, new NDList(hidden), training);
     }
@@ -231,7 +232,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
     @Override
     public Shape[] getOutputShapes(Shape[] inputShapes) {
         return new Shape[] {
-            new Shape(inputShapes[0].size(), config.hiddenSize()),
+            inputShapes[0].add(config.hiddenSize()),
             new Shape(config.vocabSize(), config.hiddenSize())
         };
     }

@@ -19,7 +19,7 @@ import org.djlmoe.kernel.TorchKernels;
  * backward.
  *
  * <ul>
- *   <li>input and output: [N, H]
+ *   <li>input and output: [..., H]
  *   <li>parameter {@code weight}: [H], ones at first
  * </ul>
  *
@@ -63,8 +63,23 @@ public final class RmsNorm extends AbstractBlock {
             NDList inputs,
             boolean training,
             PairList<String, Object> params) {
-        NDArray gamma = parameterStore.getValue(weight, inputs.head().getDevice(), training);
-        return Tape.apply(new Norm(gamma), inputs);
+        NDArray x = inputs.singletonOrThrow();
+        return new NDList(forward(parameterStore, x, x.getShape(), training));
+    }
+
+    /**
+     * Norms rows and gives the result another shape, at no cost.
+     *
+     * @param parameterStore the parameter store
+     * @param x [..., H]
+     * @param shape the shape of the result, as many elements and the same last axis
+     * @param training whether the weight tracks gradients
+     * @return the normed rows in the given shape
+     */
+    public NDArray forward(
+            ParameterStore parameterStore, NDArray x, Shape shape, boolean training) {
+        NDArray gamma = parameterStore.getValue(weight, x.getDevice(), training);
+        return Tape.apply(new Norm(gamma, shape), new NDList(x)).head();
     }
 
     @Override
@@ -75,9 +90,11 @@ public final class RmsNorm extends AbstractBlock {
     private final class Norm implements Segment {
 
         private final NDArray gamma;
+        private final Shape shape;
 
-        Norm(NDArray gamma) {
+        Norm(NDArray gamma, Shape shape) {
             this.gamma = gamma;
+            this.shape = shape;
         }
 
         @Override
@@ -85,7 +102,7 @@ public final class RmsNorm extends AbstractBlock {
             NDArray x = inputs.head();
             NDArray y = x.getManager().create(x.getShape());
             NormKernels.rmsNorm(x, gamma, eps, y);
-            return new NDList(y);
+            return new NDList(y.reshape(shape));
         }
 
         @Override
@@ -97,7 +114,7 @@ public final class RmsNorm extends AbstractBlock {
                     x,
                     gamma,
                     eps,
-                    outputGradients.head(),
+                    outputGradients.head().reshape(x.getShape()),
                     dx,
                     dgamma == null ? TorchKernels.nothing() : dgamma);
             return new NDList(dx);
@@ -105,7 +122,7 @@ public final class RmsNorm extends AbstractBlock {
 
         @Override
         public NDList plain(NDList inputs) {
-            return new NDList(NormKernels.rmsNormPlain(inputs.head(), gamma, eps));
+            return new NDList(NormKernels.rmsNormPlain(inputs.head(), gamma, eps).reshape(shape));
         }
     }
 }

@@ -5,7 +5,7 @@
 
 # cos and sin [S, d / 2] of the angles p / theta^(2 i / d)
 def rotary_table(self, s: int, d: int, theta: float, x: Tensor) -> Tuple[Tensor, Tensor]:
-    inverse = 1.0 / torch.pow(theta, torch.arange(0, d, 2, dtype=6, device=x.device) / d)
+    inverse = torch.reciprocal(torch.pow(theta, torch.arange(0, d, 2, dtype=6, device=x.device) / d))
     angles = torch.outer(torch.arange(s, dtype=6, device=x.device), inverse)
     return (torch.cos(angles), torch.sin(angles))
 
@@ -66,7 +66,7 @@ def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tuple[Tensor, 
         o, l = torch._scaled_dot_product_flash_attention_for_cpu(q[:, :, start:end], k[:, :, first:end], v[:, :, first:end], 0., False, attn_mask=bias.unsqueeze(0).unsqueeze(0))
         outs.append(o)
         lses.append(l)
-    return (torch.cat(outs, 2), torch.cat(lses, 1))
+    return (torch.cat(outs, 2), torch.cat(lses, 2))
 
 def attend_backward(self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, window: int) -> Tuple[Tensor, Tensor, Tensor]:
     s = q.size(2)
@@ -82,7 +82,7 @@ def attend_backward(self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tenso
         first = max(0, start - window)
         rows = end - start
         bias = mask[:rows, window - (start - first):window + rows]
-        a, b, c = torch._scaled_dot_product_flash_attention_for_cpu_backward(g[:, :, start:end], q[:, :, start:end], k[:, :, first:end], v[:, :, first:end], out[:, :, start:end], lse[:, start:end], 0., False, attn_mask=bias.unsqueeze(0).unsqueeze(0))
+        a, b, c = torch._scaled_dot_product_flash_attention_for_cpu_backward(g[:, :, start:end], q[:, :, start:end], k[:, :, first:end], v[:, :, first:end], out[:, :, start:end], lse[:, :, start:end], 0., False, attn_mask=bias.unsqueeze(0).unsqueeze(0))
         dqs.append(a)
         dk[:, :, first:end].add_(b)
         dv[:, :, first:end].add_(c)
@@ -149,7 +149,7 @@ def attention_backward_generic(self, x: Tensor, g: Tensor, weights: List[Tensor]
     v = v0.detach().requires_grad_(True)
     out = self.attend_plain(q, k, v, dims[4])
     dout = self.split_heads(self.project_back(g, weights[4]), dims[0], dims[1])
-    got = torch.grad([out], [q, k, v], [dout])
+    got = torch.grad([out], [q, k, v], annotate(List[Optional[Tensor]], [dout]))
     torch.set_grad_enabled(False)
     self.accumulate(grads[4], g, self.join_heads(out.detach()), 1.0)
     dq = got[0]

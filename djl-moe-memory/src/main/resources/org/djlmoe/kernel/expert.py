@@ -131,7 +131,7 @@ def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights:
             dgu = torch.empty_like(gu)
             torch.mul(dact, sil, out=dgu[:, inner:])
             # silu'(z) = sig + silu (1 - sig)
-            torch.mul(dact.mul_(up), sil.mul_(1 - sig).add_(sig), out=dgu[:, :inner])
+            torch.mul(dact.mul_(up), sil.mul_(torch.rsub(sig, 1)).add_(sig), out=dgu[:, :inner])
             dh.index_add_(0, r, self.expert_project_backward(dgu, xs, weights[2], e, weights[4], weights[5], scale, grads[2], grads[4], grads[5]))
         first = last
     dcombine = torch.empty_like(dalpha).index_copy_(0, order, dalpha).reshape([-1, k])
