@@ -155,7 +155,7 @@ public final class HtmlReport {
                     .append("\"></picture></div>\n");
         } catch (RuntimeException | LinkageError | InternalError | AWTError e) {
             // What AWT throws without fonts or its native part differs by runtime.
-            failure = e.toString();
+            failure = rootCause(e).toString();
         }
         if (failure != null) {
             html.append("<p class=\"note\">No picture: this Java runtime could not draw it (")
@@ -167,6 +167,14 @@ public final class HtmlReport {
                 .append("<summary>Numbers</summary>");
         appendTable(html, chart.table());
         html.append("</details>\n</figure>\n");
+    }
+
+    private static Throwable rootCause(Throwable e) {
+        Throwable root = e;
+        while (root.getCause() != null) {
+            root = root.getCause();
+        }
+        return root;
     }
 
     private static void appendLegend(StringBuilder html, ReportChart chart, Palette palette) {

@@ -204,6 +204,7 @@ class HtmlReportTest {
                         new NullPointerException("fontconfig"),
                         new InternalError("no fonts <here>"),
                         new NoClassDefFoundError("sun.awt.X11FontManager"),
+                        new InternalError(new IllegalStateException("no fontconfig")),
                         new UnsatisfiedLinkError("libfreetype"))) {
             String html =
                     page().renderer(
@@ -218,7 +219,8 @@ class HtmlReportTest {
             assertEquals(0, count(html, "<img "));
             assertEquals(5, count(html, "<details open>"));
             assertEquals(5, count(html, "No picture: this Java runtime could not draw it"));
-            assertTrue(html.contains(HtmlReport.escape(cause.getMessage())));
+            Throwable root = cause.getCause() == null ? cause : cause.getCause();
+            assertTrue(html.contains("(" + HtmlReport.escape(root.toString()) + ")"));
             assertTrue(html.contains("<td>lfu_lifetime</td>"));
         }
     }
