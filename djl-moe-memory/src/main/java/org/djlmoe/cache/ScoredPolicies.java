@@ -194,8 +194,8 @@ final class ScoredPolicies {
          * @param trace the routing
          * @param layer the MoE layer
          * @param from the first token that this policy will hear
-         * @param counted the first token whose loads count; what is used before can be had for
-         *     nothing and gives no reason to keep an expert
+         * @param counted the first token whose loads count. An expert that is used again before
+         *     comes back for nothing then, so until then there is no reason to keep it
          * @param to the end of the future
          */
         Belady(ExpertTrace trace, int layer, int from, int counted, int to) {
@@ -209,9 +209,7 @@ final class ScoredPolicies {
                 trace.experts(layer, t, ids);
                 for (int i = 0; i < k; i++) {
                     next[(t - from) * k + i] = soonest[ids[i]];
-                    if (t >= counted) {
-                        soonest[ids[i]] = t;
-                    }
+                    soonest[ids[i]] = t >= counted ? t : NEVER;
                 }
             }
             for (int e = 0; e < score.length; e++) {
