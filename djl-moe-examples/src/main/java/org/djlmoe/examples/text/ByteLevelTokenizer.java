@@ -65,7 +65,7 @@ public final class ByteLevelTokenizer implements AutoCloseable {
      */
     public int[] encode(String text) {
         checkSurrogates(text);
-        // The public encode() also builds a string and a span for every token: ten times slower.
+        // The public encode() also builds a string and a span for every token: five times slower.
         TokenizersLibrary library = TokenizersLibrary.LIB;
         long encoding = library.encode(tokenizer.getHandle(), text, false);
         try {

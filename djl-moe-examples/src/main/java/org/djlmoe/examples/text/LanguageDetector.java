@@ -97,7 +97,7 @@ public final class LanguageDetector {
         }
     }
 
-    // The hyphen keeps inflected titles such as the Bulgarian "г-н" whole.
+    // The hyphen keeps abbreviations such as the Bulgarian "г-н" whole.
     private static boolean isInWord(char c) {
         return Character.isLetter(c) || c == '-';
     }
