@@ -14,7 +14,7 @@ import java.util.Map;
 import java.util.Set;
 
 /**
- * Tells the language of a text by its stop words, the few dozen short words that make up a third of
+ * Tells the language of a text by its stop words, the few dozen short words that make up much of
  * running text in any language.
  *
  * <p>A stop word found adds 1 / (number of languages that have it) to each of them. The best
