@@ -1,0 +1,55 @@
+package org.djlmoe.kernel;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.engine.PtNDManager;
+import ai.djl.pytorch.jni.IValue;
+
+/** What can be done with, or known of, a tensor but not through DJL's {@link NDArray}. */
+public final class ArrayKernels {
+
+    private static final TorchKernels KERNELS = TorchKernels.load(ArrayKernels.class, "arrays.py");
+
+    private ArrayKernels() {}
+
+    /**
+     * Returns another handle of the same tensor: same memory, history and gradient, but closing one
+     * handle leaves the other usable.
+     *
+     * <p>For weights that leave their block: a list of predictions is closed with its batch, and
+     * must not take the model's weight along.
+     *
+     * @param manager the owner of the new handle
+     * @param array the array
+     * @return the new handle
+     */
+    public static NDArray alias(NDManager manager, NDArray array) {
+        try (IValue value = IValue.from((PtNDArray) array)) {
+            NDArray alias = value.toTensor((PtNDManager) manager);
+            alias.setName(array.getName());
+            return alias;
+        }
+    }
+
+    /**
+     * Returns whether a gradient of an array is wanted. DJL's {@code hasGradient()} says no for
+     * every array that was computed from others.
+     *
+     * @param array the array
+     * @return true if autograd tracks it
+     */
+    public static boolean requiresGradient(NDArray array) {
+        return KERNELS.callBoolean("requires_gradient", array);
+    }
+
+    /**
+     * Returns the number of times that an array's memory was changed in place.
+     *
+     * @param array the array
+     * @return the number, or -1 for arrays that do not count
+     */
+    public static long version(NDArray array) {
+        return (long) KERNELS.callDouble("version", array);
+    }
+}
