@@ -22,6 +22,7 @@ import java.util.stream.DoubleStream;
 import java.util.stream.Stream;
 import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.Tape;
+import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.vocab.RingDtpLoss.Reduction;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -88,9 +89,7 @@ class RingDtpLossTest {
         }
 
         double[] held(double[] values, DataType type) {
-            return array(values, type, new Shape(values.length))
-                    .toType(DataType.FLOAT64, true)
-                    .toDoubleArray();
+            return doubles(array(values, type, new Shape(values.length)));
         }
 
         NDList labels() {
@@ -159,10 +158,7 @@ class RingDtpLossTest {
             List<double[]> gradients = new ArrayList<>();
             for (NDArray input : predictions) {
                 NDArray gradient = input.hasGradient() ? input.getGradient() : null;
-                gradients.add(
-                        gradient == null
-                                ? null
-                                : gradient.toType(DataType.FLOAT64, true).toDoubleArray());
+                gradients.add(gradient == null ? null : doubles(gradient));
             }
             return new Actual(value, value.toFloatArray(), gradients);
         }
@@ -172,6 +168,10 @@ class RingDtpLossTest {
 
     private double[] normal(int count) {
         return DoubleStream.generate(() -> (float) random.nextGaussian()).limit(count).toArray();
+    }
+
+    private static double[] doubles(NDArray array) {
+        return array.toType(DataType.FLOAT64, true).toDoubleArray();
     }
 
     private static void assertClose(double[] expected, double[] actual, double tolerance) {
@@ -348,10 +348,7 @@ class RingDtpLossTest {
             tape.backward(loss.evaluate(p.labels(), predictions).mul(-3));
         }
         NaiveCrossEntropy.Result expected = p.expected(-3.0 / p.valid(), null);
-        assertClose(
-                expected.weight(),
-                predictions.get(1).getGradient().toType(DataType.FLOAT64, true).toDoubleArray(),
-                1e-6);
+        assertClose(expected.weight(), doubles(predictions.get(1).getGradient()), 1e-6);
     }
 
     @Test
@@ -365,7 +362,7 @@ class RingDtpLossTest {
             tape.backward(p.loss.build().evaluate(p.labels(), pair));
         }
         double[] expected = p.expectedMean().hidden();
-        double[] actual = leaf.getGradient().toType(DataType.FLOAT64, true).toDoubleArray();
+        double[] actual = doubles(leaf.getGradient());
         assertClose(Arrays.stream(expected).map(d -> 2 * d).toArray(), actual, 1e-6);
     }
 
@@ -438,6 +435,31 @@ class RingDtpLossTest {
         Actual actual = p.run(collector);
         assertClose(expected.hidden(), actual.gradients.get(0), 3e-4);
         assertClose(expected.weight(), actual.gradients.get(1), 1e-6);
+    }
+
+    @Test
+    void evaluate_brainFloatInputs_gradientReachesTheLeafInSinglePrecision() {
+        Problem p = new Problem();
+        TorchKernels narrow =
+                TorchKernels.compile(
+                        "narrow", "def f(self, x: Tensor) -> Tensor:\n    return x.to(dtype=15)\n");
+        // numbers that eight bits hold exactly
+        Arrays.setAll(p.hidden, i -> Math.rint(8 * p.hidden[i]) / 8);
+        Arrays.setAll(p.weight, i -> Math.rint(8 * p.weight[i]) / 8);
+        NDList wide = p.predictions();
+        wide.get(0).setRequiresGradient(true);
+        NaiveCrossEntropy.Result expected = p.expectedMean();
+        float loss;
+        try (Tape tape = new Tape(manager, 1, () -> {})) {
+            NDArray hidden = narrow.record(manager, "f", wide.get(0)).head();
+            NDArray frozen = narrow.call(manager, "f", wide.get(1)).head();
+            NDArray value = p.loss.build().evaluate(p.labels(), new NDList(hidden, frozen));
+            tape.backward(value);
+            loss = value.getFloat();
+        }
+        assertEquals(expected.total(), loss, 2e-6 * expected.total());
+        // one rounding to eight bits, where the gradient leaves in the input's type
+        assertClose(expected.hidden(), doubles(wide.get(0).getGradient()), 3e-3);
     }
 
     @Test
