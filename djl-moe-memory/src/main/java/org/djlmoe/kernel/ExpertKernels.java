@@ -223,4 +223,17 @@ public final class ExpertKernels {
             return KERNELS.record(manager, "experts_plain", h, ids, combine, weights, scale).head();
         }
     }
+
+    /**
+     * Adds an adapter's product to the stacked weight, one expert at a time: {@code w += scale B
+     * A}.
+     *
+     * @param w [E, out, in], changed in place
+     * @param a [E, r, in]
+     * @param b [E, out, r]
+     * @param scale alpha / r
+     */
+    public static void merge(NDArray w, NDArray a, NDArray b, double scale) {
+        KERNELS.run("merge_adapter", w, a, b, scale);
+    }
 }
