@@ -353,14 +353,14 @@ class TrainersTest {
     void step_twoHundredTimes_leavesNoArraysAndNoMemory(boolean bounded) throws IOException {
         Block block =
                 new SequentialBlock()
-                        .add(Linear.builder().setUnits(256).build())
-                        .add(Linear.builder().setUnits(256).build())
+                        .add(Linear.builder().setUnits(512).build())
+                        .add(Linear.builder().setUnits(512).build())
                         .add(Linear.builder().setUnits(3).build());
         try (OffloadStreamAdamW optimizer =
                         builder()
                                 .optClipNorm(1)
                                 .optNonFinite(NonFinitePolicy.SKIP)
-                                .optBucketElements(1 << 16)
+                                .optBucketElements(1 << 17)
                                 .optBlock(block)
                                 .build();
                 Run run = new Run(block, optimizer, bounded)) {
@@ -373,8 +373,9 @@ class TrainersTest {
             }
             assertEquals(inModel, run.model.getNDManager().getManagedArrays().size());
             assertEquals(inTrainer, run.trainer.getManager().getManagedArrays().size());
-            // One leaked copy of the gradients a step would be 54 MB.
-            assertTrue(anonymousMemory() - before < 20L << 20);
+            // One leaked copy of the gradients a step would be 200 MB.
+            long grown = anonymousMemory() - before;
+            assertTrue(grown < 100L << 20, grown + " bytes");
         }
     }
 
