@@ -27,6 +27,8 @@ import org.djlmoe.optimizer.StateBuckets.Bucket;
 import org.djlmoe.optimizer.StateBuckets.Place;
 import org.djlmoe.tier.HostTier;
 import org.djlmoe.tier.Tier;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * AdamW whose state lies in a {@link Tier} in buckets of fixed size, with the rule of {@code
@@ -61,6 +63,7 @@ import org.djlmoe.tier.Tier;
  */
 public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer, AutoCloseable {
 
+    private static final Logger LOGGER = LoggerFactory.getLogger(OffloadStreamAdamW.class);
     private static final Cleaner CLEANER = Cleaner.create();
 
     private final ParameterTracker learningRate;
@@ -224,10 +227,10 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
 
     /** Counts a step and decides how its gradients are scaled, or that it is left out. */
     private void decide(Map<String, NDArray> gradients) {
+        String culprit = null;
         boolean skip = false;
         double divisor = 1.0 / rescaleGrad;
         if (needsAllGradients()) {
-            String culprit = null;
             double squares = 0;
             for (Map.Entry<String, NDArray> entry : gradients.entrySet()) {
                 double sum = kernels.sumOfSquares(entry.getValue(), 0);
@@ -253,6 +256,10 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         }
         if (skip) {
             skipped++;
+            LOGGER.warn(
+                    "A step is left out ({} so far): the gradient of {} holds a NaN or an infinity",
+                    skipped,
+                    culprit);
         } else {
             // The superclass counts per id and keeps the highest, from optBeginNumUpdate on.
             updates = updateCount("step");

@@ -27,12 +27,13 @@ public final class WarmupCosineTracker implements Tracker {
 
     @Override
     public float getNewValue(int numUpdate) {
-        if (numUpdate <= warmup) {
-            return (float) (peak * Math.max(0, numUpdate) / warmup);
-        } else if (numUpdate >= updates) {
+        int n = Math.max(0, numUpdate);
+        if (n < warmup) {
+            return (float) (peak * n / warmup);
+        } else if (n >= updates) {
             return (float) last;
         }
-        double part = (double) (numUpdate - warmup) / (updates - warmup);
+        double part = (double) (n - warmup) / (updates - warmup);
         return (float) (last + (peak - last) * (1 + Math.cos(Math.PI * part)) / 2);
     }
 
