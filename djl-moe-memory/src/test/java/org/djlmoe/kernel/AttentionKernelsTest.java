@@ -47,6 +47,9 @@ class AttentionKernelsTest {
         "1, 7, 2, 2, 4, 0",
         "2, 7, 4, 2, 4, 0",
         "2, 5, 4, 1, 2, 0",
+        "2, 5, 4, 4, 2, 0",
+        "2, 5, 4, 2, 2, 3",
+        "1, 5, 1, 1, 2, 0",
         "3, 13, 2, 1, 6, 0",
         "2, 5, 4, 2, 4, 8", // window wider than the sequence
         "2, 8, 4, 2, 4, 8", // and as wide
@@ -59,8 +62,7 @@ class AttentionKernelsTest {
     void forwardAndBackward_shapes_equalTheReference(
             int batch, int sequence, int heads, int kvHeads, int headDim, int window) {
         NaiveAttention.Settings naive =
-                new NaiveAttention.Settings(
-                        6, sequence, heads, kvHeads, headDim, window, 50, 1e-5);
+                new NaiveAttention.Settings(6, sequence, heads, kvHeads, headDim, window, 50, 1e-5);
         AttentionKernels.Settings settings =
                 new AttentionKernels.Settings(heads, kvHeads, headDim, window, 50, 1e-5);
         Random random = new Random(31L * sequence + window);
@@ -118,10 +120,8 @@ class AttentionKernelsTest {
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void backward_gradientsThatHoldSomething_addedTo(boolean generic) {
-        NaiveAttention.Settings naive =
-                new NaiveAttention.Settings(6, 5, 2, 1, 4, 3, 50, 1e-5);
-        AttentionKernels.Settings settings =
-                new AttentionKernels.Settings(2, 1, 4, 3, 50, 1e-5);
+        NaiveAttention.Settings naive = new NaiveAttention.Settings(6, 5, 2, 1, 4, 3, 50, 1e-5);
+        AttentionKernels.Settings settings = new AttentionKernels.Settings(2, 1, 4, 3, 50, 1e-5);
         Random random = new Random(4);
         List<double[]> numbers = new ArrayList<>();
         for (int size : NaiveAttention.sizes(naive)) {
@@ -136,8 +136,7 @@ class AttentionKernelsTest {
         NDArray dx = manager.full(x.getShape(), Float.NaN);
         for (int i = 0; i < 2; i++) {
             if (generic) {
-                AttentionKernels.backwardGeneric(
-                        x, 5, g, weights, gradients, settings, dx);
+                AttentionKernels.backwardGeneric(x, 5, g, weights, gradients, settings, dx);
             } else {
                 AttentionKernels.backward(x, 5, g, weights, gradients, settings, dx);
             }

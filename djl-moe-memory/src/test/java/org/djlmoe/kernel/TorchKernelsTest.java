@@ -215,8 +215,7 @@ class TorchKernelsTest {
     void call_resultIsNoArray_exceptionNamesTheKernel() {
         KernelException e =
                 assertThrows(
-                        KernelException.class,
-                        () -> KERNELS.call(manager, "fill", array(1), 1.0));
+                        KernelException.class, () -> KERNELS.call(manager, "fill", array(1), 1.0));
         assertTrue(e.getMessage().contains("fill"), e.getMessage());
     }
 
@@ -289,7 +288,8 @@ class TorchKernelsTest {
             }
         }
         long growth = ProcessMemory.anonymousBytes() - before;
-        assertTrue(growth < 16 << 20, "grew by " + (growth >> 20) + " MiB");
+        // The Java heap counts too; one call that leaks costs 256.
+        assertTrue(growth < 64 << 20, "grew by " + (growth >> 20) + " MiB");
         assertEquals(2, manager.getManagedArrays().size());
     }
 
