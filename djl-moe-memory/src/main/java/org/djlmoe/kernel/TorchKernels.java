@@ -19,7 +19,6 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
@@ -42,9 +41,7 @@ import java.util.concurrent.ConcurrentHashMap;
  *       what it computes is differentiable, and the function may itself use {@code torch.grad}.
  * </ul>
  *
- * <p>{@link #run} and {@link #call} may be used by many threads at once. {@link #record} renames
- * its arguments while it runs, so an array must not be an argument of two such calls at the same
- * time.
+ * <p>All of them may be used by many threads at once, also with the same arrays as arguments.
  */
 public final class TorchKernels {
 
@@ -266,9 +263,18 @@ public final class TorchKernels {
         } else if (argument instanceof long[]) {
             return IValue.listFrom((long[]) argument);
         } else if (argument instanceof List) {
+            for (Object element : (List<?>) argument) {
+                if (!(element instanceof PtNDArray)) {
+                    throw refused(element);
+                }
+            }
             return IValue.listFrom(((List<?>) argument).toArray(new PtNDArray[0]));
         }
-        throw new IllegalArgumentException(
+        throw refused(argument);
+    }
+
+    private static IllegalArgumentException refused(Object argument) {
+        return new IllegalArgumentException(
                 "A kernel takes arrays of the PyTorch engine, numbers, booleans, strings and lists, not "
                         + (argument == null ? "null" : argument.getClass().getName()));
     }
@@ -283,39 +289,40 @@ public final class TorchKernels {
      */
     public NDList record(NDManager manager, String method, Object... arguments) {
         EXECUTOR_SET.get();
-        List<NDArray> arrays = new ArrayList<>();
-        List<String> roles = new ArrayList<>();
-        for (int i = 0; i < arguments.length; i++) {
-            if (arguments[i] instanceof List) {
-                for (Object element : (List<?>) arguments[i]) {
-                    arrays.add((NDArray) element);
-                    roles.add("list" + i + "[]");
-                }
-            } else {
-                arrays.add((NDArray) arguments[i]);
-                // A name with a dot, as a parameter may have, would turn the argument into a
-                // dictionary entry.
-                roles.add(null);
-            }
-        }
-        String[] names = new String[arrays.size()];
-        NDList list = new NDList(names.length + 1);
-        // The outputs attach to the manager of the first array, so the marker leads.
-        try (NDArray marker = manager.create(0f)) {
+        // The engine tells arguments apart by the arrays' names. Other handles of the same tensors
+        // carry these names: the caller's arrays may be named otherwise, appear twice, or be in use
+        // by another thread.
+        NDList list = new NDList();
+        try {
+            // The outputs attach to the manager of the first array, so the marker leads.
+            NDArray marker = manager.create(0f);
             marker.setName("module_method:" + method);
             list.add(marker);
-            for (int i = 0; i < names.length; i++) {
-                names[i] = arrays.get(i).getName();
-                arrays.get(i).setName(roles.get(i));
-                list.add(arrays.get(i));
+            for (int i = 0; i < arguments.length; i++) {
+                if (arguments[i] instanceof List) {
+                    for (Object element : (List<?>) arguments[i]) {
+                        list.add(handle(manager, element, "list" + i + "[]"));
+                    }
+                } else {
+                    list.add(handle(manager, arguments[i], null));
+                }
             }
             return IValueUtils.forward(module, list, true);
         } catch (EngineException e) {
             throw failure(method, e);
         } finally {
-            for (int i = 0; i < list.size() - 1; i++) {
-                arrays.get(i).setName(names[i]);
-            }
+            list.close();
+        }
+    }
+
+    private static NDArray handle(NDManager manager, Object argument, String name) {
+        if (!(argument instanceof PtNDArray)) {
+            throw refused(argument);
+        }
+        try (IValue value = IValue.from((PtNDArray) argument)) {
+            NDArray handle = value.toTensor((PtNDManager) manager);
+            handle.setName(name);
+            return handle;
         }
     }
 

@@ -95,8 +95,9 @@ public final class Router extends AbstractBlock {
                             + " experts, but keeps "
                             + count);
         }
-        bias = added;
-        byProbability = prior.form() == SelectionPrior.Form.PROBABILITY;
+        // Strength zero is the router itself: probabilities may tie where logits do not.
+        bias = prior.beta() == 0 ? null : added;
+        byProbability = prior.form() == SelectionPrior.Form.PROBABILITY && !prior.isHardMask();
         protectedTop = Math.min(prior.protectedTop(), topK);
     }
 

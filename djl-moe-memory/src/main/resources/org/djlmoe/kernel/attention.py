@@ -9,12 +9,13 @@ def rotary_table(self, s: int, d: int, theta: float, x: Tensor) -> Tuple[Tensor,
     angles = torch.outer(torch.arange(s, dtype=6, device=x.device), inverse)
     return (torch.cos(angles), torch.sin(angles))
 
-# Rotates the pairs (i, i + d / 2) of x [B, heads, S, d].
+# Rotates the pairs (i, i + d / 2) of x [B, heads, S, d]. For d = 2, cat takes its inputs for a channels-last image and
+# lays the result out so; the flash operators assume neighbours along the last axis, and do not check.
 def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.size(1)
     a = x[:, :, :, :half]
     b = x[:, :, :, half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).contiguous(memory_format=0)
 
 def split_heads(self, x: Tensor, s: int, heads: int) -> Tensor:
     return x.reshape([-1, s, heads, x.size(1) // heads]).transpose(1, 2)

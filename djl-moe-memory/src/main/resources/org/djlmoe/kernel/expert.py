@@ -15,16 +15,19 @@ def select_experts(self, logits: Tensor, bias: Tensor, by_probability: bool, pro
     exact = logits.to(dtype=7)
     score = torch.softmax(exact, 1) if by_probability else exact
     rank = score + bias
-    if protect > 0:
-        s, own = torch.sort(exact, stable=True, dim=-1, descending=True)
-        rank.scatter_(1, own[:, :protect], inf)
+    first = min(protect, k)
+    s, own = torch.sort(exact, stable=True, dim=-1, descending=True)
+    rank.scatter_(1, own[:, :first], inf)
     s, order = torch.sort(rank, stable=True, dim=-1, descending=True)
-    return order[:, :k].contiguous()
+    # the protected ones in the router's order, then by rank
+    return torch.cat([own[:, :first], order[:, first:k]], 1)
 
-# Combine weights come from the unbiased softmax over all experts, whatever the selection.
+# Combine weights come from the unbiased softmax over all experts, whatever the selection. Divided by their sum they are
+# a softmax over the chosen logits; computed so, because all chosen ones may underflow in the full one.
 def combine_weights(self, logits: Tensor, ids: Tensor, renormalize: bool) -> Tensor:
-    p = torch.softmax(logits, 1).gather(1, ids)
-    return p / p.sum(1, True) if renormalize else p
+    if renormalize:
+        return torch.softmax(logits.gather(1, ids), 1)
+    return torch.softmax(logits, 1).gather(1, ids)
 
 # Fills ids [N, k] and combine [N, k] for the rows start, start + step, ... The router always computes in F32.
 def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, renormalize: bool, ids: Tensor, combine: Tensor) -> int:
@@ -88,7 +91,6 @@ def experts_forward(self, x: Tensor, start: int, step: int, weights: List[Tensor
 # Gradient of the router's logits for that of the combine weights of the chosen experts.
 def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool) -> Tensor:
     if renormalize:
-        # the chosen weights are a softmax over the chosen logits
         w = torch.softmax(logits.gather(1, ids), 1)
         ds = w * (dcombine - (w * dcombine).sum(1, True))
         return torch.zeros_like(logits).scatter_(1, ids, ds)

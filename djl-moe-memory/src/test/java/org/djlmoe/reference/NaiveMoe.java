@@ -1,0 +1,182 @@
+package org.djlmoe.reference;
+
+import java.util.Arrays;
+import java.util.EnumMap;
+import java.util.Map;
+import java.util.function.Function;
+import org.djlmoe.kernel.ExpertKernels.Weights;
+import org.djlmoe.reference.Graph.Value;
+
+/**
+ * A Mixture-of-Experts layer, token by token, in double precision.
+ *
+ * <pre>
+ * h = norm(x)      p = softmax(router h)      chosen = select(router h)
+ * c = p[chosen], divided by its sum if the model does so
+ * y = x (if residual) + sum over chosen of c * down (silu(gate h) * up h)
+ * </pre>
+ *
+ * <p>An adapter is what its definition says, W + scale * B A, formed in full.
+ */
+public final class NaiveMoe {
+
+    /** Shape [H, I, E, k, r] and constants of a layer. */
+    public record Settings(
+            int hidden,
+            int inner,
+            int experts,
+            int topK,
+            int rank,
+            double eps,
+            double scale,
+            boolean residual,
+            boolean renormalize) {
+
+        /** The number of elements of a weight. */
+        public int size(Weights weight) {
+            int size = 1;
+            for (long axis : shape(weight)) {
+                size *= (int) axis;
+            }
+            return size;
+        }
+
+        /** The shape of a weight. */
+        public long[] shape(Weights weight) {
+            switch (weight) {
+                case NORM:
+                    return new long[] {hidden};
+                case ROUTER:
+                    return new long[] {experts, hidden};
+                case GATE_UP:
+                    return new long[] {experts, 2L * inner, hidden};
+                case DOWN:
+                    return new long[] {experts, hidden, inner};
+                case GATE_UP_A:
+                    return new long[] {experts, rank, hidden};
+                case GATE_UP_B:
+                    return new long[] {experts, 2L * inner, rank};
+                case DOWN_A:
+                    return new long[] {experts, rank, inner};
+                default:
+                    return new long[] {experts, hidden, rank};
+            }
+        }
+    }
+
+    /** Output and routing, and the gradients of sum(dy * y). */
+    public record Result(
+            double[] y,
+            int[][] ids,
+            double[][] combine,
+            double[] dx,
+            Map<Weights, double[]> gradients) {}
+
+    private final Graph graph = new Graph();
+    private final Settings settings;
+    private final Map<Weights, Value[]> weights = new EnumMap<>(Weights.class);
+    private final Value[][] gateUp;
+    private final Value[][] down;
+
+    private NaiveMoe(Settings settings, Map<Weights, double[]> numbers) {
+        this.settings = settings;
+        numbers.forEach((name, w) -> weights.put(name, graph.leaves(w)));
+        gateUp = new Value[settings.experts][];
+        down = new Value[settings.experts][];
+        for (int e = 0; e < settings.experts; e++) {
+            gateUp[e] = adapted(e, Weights.GATE_UP, Weights.GATE_UP_A, Weights.GATE_UP_B);
+            down[e] = adapted(e, Weights.DOWN, Weights.DOWN_A, Weights.DOWN_B);
+        }
+    }
+
+    /**
+     * Runs the layer forward and backward.
+     *
+     * @param settings shape and constants
+     * @param weights the weights that the layer has
+     * @param select from a token's router logits to the ids of its experts
+     * @param x [N, H]
+     * @param dy gradient of y [N, H]
+     */
+    public static Result run(
+            Settings settings,
+            Map<Weights, double[]> weights,
+            Function<double[], int[]> select,
+            double[] x,
+            double[] dy) {
+        return new NaiveMoe(settings, weights).run(select, x, dy);
+    }
+
+    /** The k largest logits, of equal ones the lower index. */
+    public static Function<double[], int[]> topK(int k) {
+        return logits ->
+                java.util.stream.IntStream.range(0, logits.length)
+                        .boxed()
+                        .sorted((a, b) -> Double.compare(logits[b], logits[a]))
+                        .limit(k)
+                        .mapToInt(e -> e)
+                        .toArray();
+    }
+
+    private Result run(Function<double[], int[]> select, double[] xs, double[] dy) {
+        int tokens = xs.length / settings.hidden;
+        Value[] x = graph.leaves(xs);
+        Value[] y = new Value[x.length];
+        int[][] ids = new int[tokens][];
+        double[][] combine = new double[tokens][];
+        for (int t = 0; t < tokens; t++) {
+            Value[] row = Graph.row(x, t, settings.hidden);
+            Value[] h = graph.rmsNorm(row, weights.get(Weights.NORM), settings.eps);
+            Value[] logits = graph.multiply(weights.get(Weights.ROUTER), h);
+            ids[t] = select.apply(Graph.numbers(logits));
+            Value[] p = graph.softmax(logits);
+            Value[] c = Arrays.stream(ids[t]).mapToObj(e -> p[e]).toArray(Value[]::new);
+            c = settings.renormalize ? graph.normalize(c) : c;
+            combine[t] = Graph.numbers(c);
+            Value[] out = settings.residual ? row : graph.leaves(new double[settings.hidden]);
+            for (int slot = 0; slot < c.length; slot++) {
+                out = graph.add(out, scaled(c[slot], expert(ids[t][slot], h)));
+            }
+            System.arraycopy(out, 0, y, t * settings.hidden, settings.hidden);
+        }
+        graph.backward(y, dy);
+        Map<Weights, double[]> gradients = new EnumMap<>(Weights.class);
+        weights.forEach((name, w) -> gradients.put(name, Graph.gradients(w)));
+        return new Result(Graph.numbers(y), ids, combine, Graph.gradients(x), gradients);
+    }
+
+    private Value[] expert(int e, Value[] h) {
+        Value[] both = graph.multiply(gateUp[e], h);
+        Value[] activation = new Value[settings.inner];
+        Arrays.setAll(activation, i -> graph.times(graph.silu(both[i]), both[settings.inner + i]));
+        return graph.multiply(down[e], activation);
+    }
+
+    private Value[] scaled(Value c, Value[] a) {
+        return Arrays.stream(a).map(v -> graph.times(c, v)).toArray(Value[]::new);
+    }
+
+    /** Expert e's weight, W + scale * B A if there are adapters. */
+    private Value[] adapted(int e, Weights base, Weights lower, Weights upper) {
+        Value[] w = expertPart(weights.get(base), e);
+        if (!weights.containsKey(lower)) {
+            return w;
+        }
+        Value[] a = expertPart(weights.get(lower), e);
+        Value[] b = expertPart(weights.get(upper), e);
+        int columns = a.length / settings.rank;
+        Value[] sum = new Value[w.length];
+        for (int i = 0; i < w.length; i++) {
+            int column = i % columns;
+            Value[] ofA = new Value[settings.rank];
+            Arrays.setAll(ofA, r -> a[r * columns + column]);
+            Value product = graph.dot(Graph.row(b, i / columns, settings.rank), ofA);
+            sum[i] = graph.sum(new double[] {1, settings.scale}, w[i], product);
+        }
+        return sum;
+    }
+
+    private Value[] expertPart(Value[] stacked, int e) {
+        return Graph.row(stacked, e, stacked.length / settings.experts);
+    }
+}
