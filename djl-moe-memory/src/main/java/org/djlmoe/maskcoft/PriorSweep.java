@@ -6,7 +6,7 @@ import java.util.List;
 import java.util.function.LongConsumer;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.cache.LoadReplay;
-import org.djlmoe.data.PackedTokens;
+import org.djlmoe.data.TokenBatch;
 import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
@@ -39,7 +39,6 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
      * @param mask the preferred experts
      * @param priors candidates
      * @param text validation text, neither trained on nor reported
-     * @param batchSize rows at a time
      * @param cacheSize experts a layer that the replayed cache holds
      * @param policy the replayed cache's policy
      * @param perplexityLimit the highest perplexity allowed
@@ -50,8 +49,7 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
             LanguageModel model,
             ExpertMask mask,
             List<SelectionPrior> priors,
-            PackedTokens text,
-            int batchSize,
+            Iterable<TokenBatch> text,
             int cacheSize,
             EvictionPolicy.Type policy,
             double perplexityLimit,
@@ -63,11 +61,7 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
             for (SelectionPrior prior : priors) {
                 new ExpertPrior(mask, prior).apply(model.decoder());
                 Evaluation evaluation =
-                        Evaluation.of(
-                                model,
-                                text,
-                                batchSize,
-                                tokens -> progress.accept(before[0] + tokens));
+                        Evaluation.of(model, text, tokens -> progress.accept(before[0] + tokens));
                 before[0] += evaluation.tokens();
                 double loads = replay.run(evaluation.trace(), policy).loadsPerToken();
                 points.add(new Point(prior, evaluation.perplexity(), loads));
