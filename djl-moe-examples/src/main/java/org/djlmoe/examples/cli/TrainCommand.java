@@ -74,7 +74,8 @@ final class TrainCommand implements Callable<Integer> {
         PackedBatches batches = text.train().batches(rows, options.seed());
         float[] losses = new float[updates];
         long start = System.nanoTime();
-        try (LanguageModel model = LanguageModel.create(preset.config, 4096, options.seed())) {
+        try (LanguageModel model =
+                LanguageModel.create(preset.config, LanguageModel.Chunks.DEFAULT, options.seed())) {
             train(model, batches, losses);
             double seconds = (System.nanoTime() - start) / 1e9;
             model.save(folder, SaveOptions.builder().optDtype(DType.BF16).build());
