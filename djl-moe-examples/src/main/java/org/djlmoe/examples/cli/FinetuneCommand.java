@@ -15,6 +15,10 @@ import org.djlmoe.examples.text.TextData;
 import org.djlmoe.maskcoft.CoAdaptation;
 import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.maskcoft.MaskCoFT;
+import org.djlmoe.model.MoeConfig;
+import org.djlmoe.plan.MemoryPlan;
+import org.djlmoe.plan.PeakMeter;
+import org.djlmoe.plan.PlanSettings;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
 import picocli.CommandLine.Command;
@@ -45,6 +49,7 @@ final class FinetuneCommand implements Callable<Integer> {
 
     @Mixin private CommonOptions options;
     @Mixin private OutputDirectory out;
+    @Mixin private Memory memory;
 
     @Option(
             names = "--method",
@@ -122,7 +127,18 @@ final class FinetuneCommand implements Callable<Integer> {
         Iterable<TokenBatch> validation =
                 text.validation().sample(VALIDATION_ROWS, EVALUATION_BATCH);
         Path start = base == null ? BaseModel.extract(folder.resolve("base")) : checkpoint(base);
-        try (LanguageModel model = LanguageModel.load(start, LanguageModel.Chunks.DEFAULT)) {
+        MemoryPlan plan =
+                memory.plan(
+                        MoeConfig.fromJson(start.resolve(HfCheckpoint.CONFIG_FILE)),
+                        PlanSettings.builder()
+                                .setBatch(batch)
+                                .setSequence(sequence)
+                                .optAdapters(rank));
+        if (options.verbose()) {
+            options.text().print(plan);
+        }
+        try (PeakMeter meter = PeakMeter.start();
+                LanguageModel model = LanguageModel.load(start, Memory.chunks(plan))) {
             double before = Evaluation.of(model, validation, t -> {}).perplexity();
             long begin = System.nanoTime();
             ExpertPrior prior = null;
@@ -150,7 +166,10 @@ final class FinetuneCommand implements Callable<Integer> {
                             before,
                             after,
                             prior == null ? null : prior.prior().beta(),
+                            (double) steps * batch * sequence / seconds,
                             seconds,
+                            Memory.megabytes(meter.stop().peakBytes()),
+                            Memory.megabytes(plan.peakBytes()),
                             folder.toString(),
                             losses);
             print(report, prior);
@@ -244,7 +263,10 @@ final class FinetuneCommand implements Callable<Integer> {
             double perplexity_before,
             double perplexity_after,
             Double beta,
+            double tokens_per_second,
             double seconds,
+            double peak_mb,
+            double planned_peak_mb,
             String model,
             float[] losses) {}
 }

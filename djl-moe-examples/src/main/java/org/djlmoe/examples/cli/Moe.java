@@ -31,7 +31,8 @@ public final class Moe implements Runnable {
 
     /** Every subcommand, in the order of the help text. */
     private static List<Object> commands() {
-        return List.of(new TrainCommand(), new FinetuneCommand(), new CorpusCommand());
+        return List.of(
+                new DemoCommand(), new TrainCommand(), new FinetuneCommand(), new CorpusCommand());
     }
 
     /**

@@ -110,17 +110,18 @@ public final class Demo {
     /**
      * Runs all arms.
      *
+     * @param chunks sizes of what runs piece by piece
      * @param out where the fine-tuned model is saved
      * @return what was found
      * @throws IOException if a checkpoint cannot be read or written
      */
-    public Result run(Path out) throws IOException {
+    public Result run(LanguageModel.Chunks chunks, Path out) throws IOException {
         Arm baseArm;
         Arm control;
         double controlValidation;
         double tokensPerSecond;
         MoeConfig config;
-        try (LanguageModel model = LanguageModel.load(base, LanguageModel.Chunks.DEFAULT)) {
+        try (LanguageModel model = LanguageModel.load(base, chunks)) {
             config = model.decoder().config();
             baseArm = test(model, "base", new float[0]);
             long start = System.nanoTime();
@@ -147,7 +148,7 @@ public final class Demo {
             controlValidation = Evaluation.of(model, validation(), t -> {}).perplexity();
             control = test(model, "control", losses);
         }
-        try (LanguageModel model = LanguageModel.load(base, LanguageModel.Chunks.DEFAULT)) {
+        try (LanguageModel model = LanguageModel.load(base, chunks)) {
             MaskCoFT.Result recipe = recipe(model, controlValidation).run(this::report);
             recipe.prior().apply(model.decoder());
             Arm maskcoft = test(model, "maskcoft", recipe.losses());

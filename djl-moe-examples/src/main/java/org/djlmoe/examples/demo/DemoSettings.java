@@ -34,10 +34,10 @@ public record DemoSettings(
     static final int EVALUATION_BATCH = 16;
 
     /** Rank and scaling numerator of the adapters. */
-    static final int RANK = 16;
+    public static final int RANK = 16;
 
     /** See {@link #RANK}. */
-    static final double ALPHA = 32;
+    public static final double ALPHA = 32;
 
     /**
      * Returns the settings of a full or a quick run.
