@@ -93,7 +93,10 @@ public final class Experts extends AbstractBlock {
         return adapters;
     }
 
-    /** Drops the adapters without merging them. */
+    /**
+     * Drops the adapters without merging them. Their arrays stay with the manager that they were
+     * initialized with: a trainer that has used them reads them once more when it closes.
+     */
     public void detachAdapters() {
         if (adapters != null) {
             children.remove(
@@ -101,7 +104,6 @@ public final class Experts extends AbstractBlock {
                             .filter(k -> k.endsWith("lora"))
                             .findFirst()
                             .orElseThrow());
-            adapters.clear();
             adapters = null;
         }
     }
