@@ -5,8 +5,6 @@ import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.nn.Parameter;
-import ai.djl.pytorch.engine.PtNDArray;
-import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
@@ -113,12 +111,17 @@ public class BoundedTrainer extends Trainer {
     public void step() {
         List<StepOptimizer.Slot> slots = new ArrayList<>();
         try (GradMode off = GradMode.off()) {
-            for (Parameter parameter : getModel().getBlock().getParameters().values()) {
-                NDArray gradient = gradientOf(parameter);
+            // Each parameter once, even one that two places of the model share.
+            for (var entry : ParameterPaths.of(getModel().getBlock()).entrySet()) {
+                Parameter parameter = entry.getValue();
+                NDArray gradient = Gradients.of(parameter);
                 if (gradient != null) {
                     slots.add(
                             new StepOptimizer.Slot(
-                                    parameter.getId(), parameter.getArray(), gradient));
+                                    parameter.getId(),
+                                    entry.getKey(),
+                                    parameter.getArray(),
+                                    gradient));
                 }
             }
             if (optimizer instanceof StepOptimizer) {
@@ -126,7 +129,7 @@ public class BoundedTrainer extends Trainer {
             } else {
                 for (StepOptimizer.Slot slot : slots) {
                     optimizer.update(slot.id(), slot.weight(), slot.gradient());
-                    JniUtils.zeroGrad((PtNDArray) slot.weight());
+                    Gradients.zero(slot.weight());
                 }
             }
         } finally {
@@ -151,15 +154,9 @@ public class BoundedTrainer extends Trainer {
     public void zeroGradients() {
         for (Parameter parameter : getModel().getBlock().getParameters().values()) {
             if (parameter.isInitialized() && parameter.requiresGradient()) {
-                JniUtils.zeroGrad((PtNDArray) parameter.getArray());
+                Gradients.zero(parameter.getArray());
             }
         }
-    }
-
-    private static NDArray gradientOf(Parameter parameter) {
-        return parameter.isInitialized() && parameter.requiresGradient()
-                ? JniUtils.getGradient((PtNDArray) parameter.getArray())
-                : null;
     }
 
     /**

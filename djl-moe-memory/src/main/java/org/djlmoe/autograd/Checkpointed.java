@@ -48,6 +48,10 @@ public final class Checkpointed implements Block {
         this.block = block;
     }
 
+    Block wrapped() {
+        return block;
+    }
+
     @Override
     public NDList forward(
             ParameterStore parameterStore,

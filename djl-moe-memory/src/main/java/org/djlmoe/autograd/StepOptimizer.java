@@ -17,8 +17,9 @@ public interface StepOptimizer {
      * A parameter in a step.
      *
      * @param id DJL's id of the parameter, {@link ai.djl.nn.Parameter#getId()}
+     * @param path its name in the model, as {@link ParameterPaths} gives it
      * @param weight the weight, to be updated in place
      * @param gradient its gradient, to be set to zero
      */
-    record Slot(String id, NDArray weight, NDArray gradient) {}
+    record Slot(String id, String path, NDArray weight, NDArray gradient) {}
 }

@@ -93,17 +93,28 @@ public final class Experts extends AbstractBlock {
         return adapters;
     }
 
+    /** Adds the adapters' products to the weights and drops the adapters. */
+    public void mergeAdapters() {
+        if (adapters == null) {
+            throw new IllegalStateException("These experts have no adapters to merge");
+        }
+        List<Parameter> lora = adapters.weights();
+        merge(gateUp, lora.get(0), lora.get(1));
+        merge(down, lora.get(2), lora.get(3));
+        detachAdapters();
+    }
+
+    private void merge(Parameter weight, Parameter a, Parameter b) {
+        ExpertKernels.merge(weight.getArray(), a.getArray(), b.getArray(), adapters.scale());
+    }
+
     /**
      * Drops the adapters without merging them. Their arrays stay with the manager that they were
      * initialized with: a trainer that has used them reads them once more when it closes.
      */
     public void detachAdapters() {
         if (adapters != null) {
-            children.remove(
-                    children.keys().stream()
-                            .filter(k -> k.endsWith("lora"))
-                            .findFirst()
-                            .orElseThrow());
+            children.clear();
             adapters = null;
         }
     }

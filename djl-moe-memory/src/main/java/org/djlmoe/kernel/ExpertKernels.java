@@ -150,6 +150,8 @@ public final class ExpertKernels {
      * @param weights the layer's weights
      * @param gradients their gradients, added to
      * @param settings the layer's settings
+     * @param balance gradient of every row's router probabilities under a balance loss, from {@link
+     *     #balanceGradient}, or {@link TorchKernels#nothing}
      * @param ids INT64 [N, topK] of the forward pass
      * @param combine [N, topK] of the forward pass
      * @param dx [N, H], the chunk's rows are filled
@@ -162,6 +164,7 @@ public final class ExpertKernels {
             List<NDArray> weights,
             List<NDArray> gradients,
             Settings settings,
+            NDArray balance,
             NDArray ids,
             NDArray combine,
             NDArray dx) {
@@ -177,9 +180,26 @@ public final class ExpertKernels {
                 settings.adapterScale(),
                 settings.residual(),
                 settings.renormalize(),
+                balance,
                 ids,
                 combine,
                 dx);
+    }
+
+    /**
+     * The gradient that the balance loss {@code coefficient * E * sum f_e P_e} has in every row's
+     * router probabilities, where f_e is the number of routes to expert e a row and P_e its mean
+     * probability.
+     *
+     * @param manager the owner of the result
+     * @param ids INT64 [N, topK]
+     * @param experts E
+     * @param coefficient of the loss
+     * @return [E]
+     */
+    public static NDArray balanceGradient(
+            NDManager manager, NDArray ids, int experts, double coefficient) {
+        return KERNELS.call(manager, "balance_gradient", ids, experts, coefficient).head();
     }
 
     /**
@@ -222,5 +242,18 @@ public final class ExpertKernels {
         try (NDArray scale = manager.create(settings.adapterScale())) {
             return KERNELS.record(manager, "experts_plain", h, ids, combine, weights, scale).head();
         }
+    }
+
+    /**
+     * Adds an adapter's product to the stacked weight, one expert at a time: {@code w += scale B
+     * A}.
+     *
+     * @param w [E, out, in], changed in place
+     * @param a [E, r, in]
+     * @param b [E, out, r]
+     * @param scale alpha / r
+     */
+    public static void merge(NDArray w, NDArray a, NDArray b, double scale) {
+        KERNELS.run("merge_adapter", w, a, b, scale);
     }
 }

@@ -46,6 +46,7 @@ public final class MoeBlock extends AbstractBlock {
     private final boolean residual;
     private final int chunkTokens;
     private final int maxChunks;
+    private double balanceCoefficient;
 
     private MoeBlock(Builder builder) {
         this.hidden = builder.hidden;
@@ -115,6 +116,28 @@ public final class MoeBlock extends AbstractBlock {
         return experts;
     }
 
+    /**
+     * Has backward add the gradient of a balance loss, {@code coefficient * E * sum f_e P_e} with
+     * f_e the number of routes to expert e a token and P_e the mean probability of e: it spreads
+     * the tokens over the experts. The loss itself is not part of what is reported. It takes a
+     * {@code BoundedTrainer}, and a main loss that is a mean.
+     *
+     * <p>Source: W. Fedus et al., "Switch Transformers", arXiv 2101.03961, as Mixtral applies it.
+     *
+     * @param coefficient 0 for none
+     */
+    public void setBalanceCoefficient(double coefficient) {
+        if (!(coefficient >= 0) || Double.isInfinite(coefficient)) {
+            throw new IllegalArgumentException(
+                    "The balance coefficient must be finite and not negative, not " + coefficient);
+        }
+        balanceCoefficient = coefficient;
+    }
+
+    double balanceCoefficient() {
+        return balanceCoefficient;
+    }
+
     double eps() {
         return eps;
     }
@@ -156,6 +179,11 @@ public final class MoeBlock extends AbstractBlock {
 
     /** The layer from its parts, differentiable and unbounded. */
     NDArray plain(ParameterStore parameterStore, NDArray x, boolean training) {
+        if (training && balanceCoefficient > 0) {
+            throw new IllegalStateException(
+                    "The balance loss of a MoeBlock needs a BoundedTrainer; set its coefficient to 0"
+                            + " to train without one");
+        }
         NDArray h =
                 norm == null
                         ? x

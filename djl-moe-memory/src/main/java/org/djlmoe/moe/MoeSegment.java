@@ -75,9 +75,18 @@ final class MoeSegment implements Segment {
         }
         NDArray ids = context.get("ids");
         NDArray combine = context.get("combine");
+        NDArray balance =
+                block.balanceCoefficient() == 0
+                        ? TorchKernels.nothing()
+                        : ExpertKernels.balanceGradient(
+                                x.getManager(),
+                                ids,
+                                block.router().experts(),
+                                block.balanceCoefficient());
         int chunks = block.chunks(x.getShape().get(0));
         for (int i = 0; i < chunks; i++) {
-            ExpertKernels.backward(x, i, chunks, g, weights, gradients, settings, ids, combine, dx);
+            ExpertKernels.backward(
+                    x, i, chunks, g, weights, gradients, settings, balance, ids, combine, dx);
         }
         return new NDList(dx);
     }

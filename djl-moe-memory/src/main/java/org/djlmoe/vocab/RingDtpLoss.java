@@ -53,6 +53,8 @@ import org.djlmoe.kernel.VocabKernels;
  * <p>DJL's evaluator listener asks for the loss of each batch a second time; as long as labels and
  * predictions are the same unchanged arrays, and gradient mode is off, the answer is remembered.
  *
+ * <p>A loss is used by one thread at a time.
+ *
  * <p>Do not use it for a small vocabulary, where DJL's softmax cross-entropy does as well.
  *
  * <p>Source: "Flattening Every Memory Peak in Long-Context Mixture-of-Experts Training", arXiv

@@ -2,7 +2,7 @@ def requires_gradient(self, x: Tensor) -> bool:
     return x.requires_grad
 
 def anchor(self, y: Tensor) -> Tuple[Tensor, Tensor]:
-    leaf = torch.zeros([], dtype=y.dtype, device=y.device).expand(y.size()).detach().requires_grad_(True)
+    leaf = torch.zeros(annotate(List[int], []), dtype=y.dtype, device=y.device).expand(y.size()).detach().requires_grad_(True)
     out = y.detach()
     out.add_(leaf)
     return (out, leaf)

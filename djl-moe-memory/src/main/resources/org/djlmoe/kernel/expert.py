@@ -88,7 +88,22 @@ def experts_forward(self, x: Tensor, start: int, step: int, weights: List[Tensor
     y[start::step].copy_(yc)
     return 0
 
-# Gradient of the router's logits for that of the combine weights of the chosen experts.
+# Gradient of the router's probabilities under the balance loss coef * E * sum over e of f_e P_e, with f_e the routes to
+# expert e a token and P_e the mean probability: the same for every token, [E].
+def balance_gradient(self, ids: Tensor, experts: int, coefficient: float) -> Tensor:
+    n = max(1, ids.size(0))
+    routes = torch.bincount(ids.reshape(-1), None, experts).to(dtype=6)
+    return routes * (coefficient * experts / (n * n))
+
+# Gradient of the router's logits for that of the combine weights of the chosen experts, and for dbalance [E], the
+# gradient of every token's probabilities under a balance loss, or empty.
+def logits_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool, dbalance: Tensor) -> Tensor:
+    dlogits = self.combine_backward(logits, ids, dcombine, renormalize)
+    if dbalance.numel() > 0:
+        p = torch.softmax(logits, 1)
+        dlogits.add_(p * (dbalance - (p * dbalance).sum(1, True)))
+    return dlogits
+
 def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool) -> Tensor:
     if renormalize:
         w = torch.softmax(logits.gather(1, ids), 1)
@@ -99,7 +114,7 @@ def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renorm
     return p * (dp - (p * dp).sum(1, True))
 
 # Recomputes gate and up, not down: the gradient of a combine weight is <down' g, activation>.
-def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, ids: Tensor, combine: Tensor, dx: Tensor) -> int:
+def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dbalance: Tensor, ids: Tensor, combine: Tensor, dx: Tensor) -> int:
     experts = weights[2].size(0)
     inner = weights[3].size(2)
     k = ids.size(1)
@@ -138,7 +153,7 @@ def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights:
         first = last
     dcombine = torch.empty_like(dalpha).index_copy_(0, order, dalpha).reshape([-1, k])
     logits = torch.mm(h, weights[1].t())
-    dlogits = self.combine_backward(logits, idc, dcombine, renormalize)
+    dlogits = self.logits_backward(logits, idc, dcombine, renormalize, dbalance)
     self.accumulate(grads[1], dlogits, h, 1.0)
     dh.addmm_(dlogits, weights[1])
     dxc = self.rms_norm_backward(xc, weights[0], eps, dh, grads[0])
@@ -177,3 +192,8 @@ def expert_project_plain(self, x: Tensor, w: Tensor, a: Tensor, b: Tensor, e: in
     if a.numel() == 0:
         return y
     return y + torch.mm(torch.mm(x, a[e].t()), b[e].t()) * scale
+
+def merge_adapter(self, w: Tensor, a: Tensor, b: Tensor, scale: float) -> int:
+    for e in range(w.size(0)):
+        w[e].addmm_(b[e], a[e], alpha=scale)
+    return 0

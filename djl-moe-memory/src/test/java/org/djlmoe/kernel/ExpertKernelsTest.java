@@ -158,7 +158,17 @@ class ExpertKernelsTest {
         dirtyMemory(manager);
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.backward(
-                    x, i, chunks, g, weights, gradients, settings, run.ids, run.combine, run.dx);
+                    x,
+                    i,
+                    chunks,
+                    g,
+                    weights,
+                    gradients,
+                    settings,
+                    TorchKernels.nothing(),
+                    run.ids,
+                    run.combine,
+                    run.dx);
         }
         return run;
     }
@@ -339,6 +349,7 @@ class ExpertKernelsTest {
                 weights,
                 new ArrayList<>(run.gradients.values()),
                 layer.kernelSettings(),
+                TorchKernels.nothing(),
                 run.ids,
                 run.combine,
                 run.dx);

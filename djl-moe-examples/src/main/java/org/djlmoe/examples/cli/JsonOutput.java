@@ -1,0 +1,122 @@
+package org.djlmoe.examples.cli;
+
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import com.google.gson.TypeAdapter;
+import com.google.gson.stream.JsonReader;
+import com.google.gson.stream.JsonWriter;
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.nio.file.AtomicMoveNotSupportedException;
+import java.nio.file.Files;
+import java.nio.file.InvalidPathException;
+import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
+
+/**
+ * Writes figures as JSON, indented. A reader never sees half a file: it is written beside its place
+ * and then moved there. NaN and the infinities, which JSON does not have, become null.
+ */
+public final class JsonOutput {
+    /** The name that stands for standard output. */
+    public static final String STDOUT = "-";
+
+    private static final Gson GSON =
+            new GsonBuilder()
+                    .setPrettyPrinting()
+                    .disableHtmlEscaping()
+                    .serializeNulls()
+                    .registerTypeAdapter(double.class, new FiniteNumber())
+                    .registerTypeAdapter(Double.class, new FiniteNumber())
+                    .registerTypeAdapter(float.class, new FiniteNumber())
+                    .registerTypeAdapter(Float.class, new FiniteNumber())
+                    .create();
+
+    private JsonOutput() {}
+
+    /**
+     * Writes figures.
+     *
+     * @param figures a record, map or list
+     * @param target a file, replaced if it exists, its directory made if needed; or {@link #STDOUT}
+     * @param stdout what {@link #STDOUT} stands for
+     * @throws UserError if the file's place cannot be used
+     * @throws IOException if writing fails half-way
+     */
+    public static void write(Object figures, String target, PrintWriter stdout) throws IOException {
+        String text = GSON.toJson(figures);
+        if (STDOUT.equals(target)) {
+            stdout.println(text);
+            return;
+        }
+        Path file = check(target);
+        Path beside =
+                file.resolveSibling(
+                        "." + file.getFileName() + "." + ProcessHandle.current().pid() + ".tmp");
+        try {
+            Files.writeString(beside, text + "\n");
+        } catch (IOException e) {
+            Files.deleteIfExists(beside);
+            throw e;
+        }
+        try {
+            Files.move(
+                    beside,
+                    file,
+                    StandardCopyOption.ATOMIC_MOVE,
+                    StandardCopyOption.REPLACE_EXISTING);
+        } catch (AtomicMoveNotSupportedException e) {
+            Files.move(beside, file, StandardCopyOption.REPLACE_EXISTING);
+        } finally {
+            Files.deleteIfExists(beside);
+        }
+    }
+
+    /**
+     * Makes sure that a file can be written, without writing it; its directory is made if needed.
+     *
+     * @param target the file, or {@link #STDOUT}, which always can
+     * @return the file's absolute path
+     * @throws UserError if it cannot
+     */
+    static Path check(String target) {
+        Path file;
+        try {
+            file = Path.of(target).toAbsolutePath();
+        } catch (InvalidPathException e) {
+            throw new UserError("--json: " + target + " is no file name", e);
+        }
+        if (STDOUT.equals(target)) {
+            return file;
+        }
+        if (Files.isDirectory(file)) {
+            throw new UserError("--json: " + target + " is a directory; name a file in it");
+        }
+        Path directory = file.getParent();
+        try {
+            Files.createDirectories(directory);
+        } catch (IOException e) {
+            throw new UserError("--json: cannot make the directory " + directory, e);
+        }
+        if (!Files.isWritable(directory)) {
+            throw new UserError("--json: no permission to write to " + directory);
+        }
+        return file;
+    }
+
+    private static final class FiniteNumber extends TypeAdapter<Number> {
+        @Override
+        public void write(JsonWriter out, Number value) throws IOException {
+            if (value == null || !Double.isFinite(value.doubleValue())) {
+                out.nullValue();
+            } else {
+                out.value(value);
+            }
+        }
+
+        @Override
+        public Number read(JsonReader in) {
+            throw new UnsupportedOperationException("figures are only written");
+        }
+    }
+}

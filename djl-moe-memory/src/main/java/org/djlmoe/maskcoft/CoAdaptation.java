@@ -1,0 +1,258 @@
+package org.djlmoe.maskcoft;
+
+import ai.djl.engine.Engine;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.util.function.Predicate;
+import org.djlmoe.data.PackedBatches;
+import org.djlmoe.data.TokenBatch;
+import org.djlmoe.moe.MoeBlock;
+import org.djlmoe.optimizer.OffloadStreamAdamW;
+import org.djlmoe.optimizer.WarmupCosineTracker;
+import org.djlmoe.routing.ExpertMask;
+import org.djlmoe.routing.SelectionPrior;
+import org.djlmoe.training.LanguageModel;
+import org.djlmoe.training.LanguageModelTrainer;
+
+/**
+ * Stage 2: routers and low-rank adapters of the experts train together under a fixed mask, with
+ * cross-entropy alone; everything else is frozen.
+ *
+ * <p>Without a mask it is the control that MaskCoFT is compared with: the same weights train on the
+ * same tokens.
+ *
+ * <p>With a soft prior, the last part of the steps trains under it instead of the hard mask, so
+ * that experts and routers know the ranking they are served with. (This part is not in the method's
+ * source.)
+ *
+ * <p>Source of the method: arXiv 2609.34077.
+ */
+public final class CoAdaptation {
+
+    private final LanguageModel model;
+    private final PackedBatches batches;
+    private final int steps;
+    private final ExpertMask mask;
+    private final SelectionPrior softPrior;
+    private final double softShare;
+    private final boolean trainRouters;
+    private final int rank;
+    private final double alpha;
+    private final double learningRate;
+    private final long seed;
+
+    private CoAdaptation(Builder builder) {
+        model = builder.model;
+        batches = builder.batches;
+        steps = builder.steps;
+        mask = builder.mask;
+        softPrior = builder.softPrior;
+        softShare = builder.softShare;
+        trainRouters = builder.trainRouters;
+        rank = builder.rank;
+        alpha = builder.alpha;
+        learningRate = builder.learningRate;
+        seed = builder.seed;
+    }
+
+    /**
+     * Returns a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /**
+     * Attaches adapters and trains. Afterwards the adapters are still attached and the routers rank
+     * by their own logits.
+     *
+     * @param listener is told of every step
+     * @return the loss of every step, before its update
+     */
+    public float[] run(StageListener listener) {
+        Engine.getEngine("PyTorch").setRandomSeed((int) seed);
+        for (MoeBlock layer : model.decoder().moeBlocks()) {
+            layer.experts()
+                    .attachAdapters(rank, alpha)
+                    .initialize(model.manager(), DataType.FLOAT32, new Shape(1));
+        }
+        Predicate<String> adapter = path -> path.contains(".lora_");
+        model.train(trainRouters ? adapter.or(path -> path.endsWith("mlp.gate.weight")) : adapter);
+        OffloadStreamAdamW optimizer =
+                OffloadStreamAdamW.builder()
+                        .setLearningRateTracker(
+                                WarmupCosineTracker.builder()
+                                        .setPeak(learningRate)
+                                        .setUpdates(steps)
+                                        .optWarmup(steps / 20)
+                                        .build())
+                        .optBlock(model.decoder())
+                        .optClipNorm(1)
+                        .build();
+        float[] losses = new float[steps];
+        int softFrom = softPrior == null ? steps : (int) Math.round(steps * (1 - softShare));
+        try (LanguageModelTrainer trainer = new LanguageModelTrainer(model, optimizer, seed)) {
+            for (int step = 0; step < steps; step++) {
+                if (mask != null && (step == 0 || step == softFrom)) {
+                    SelectionPrior prior = step == softFrom ? softPrior : SelectionPrior.hardMask();
+                    new ExpertPrior(mask, prior).apply(model.decoder());
+                }
+                TokenBatch batch = batches.at(step);
+                losses[step] = trainer.step(batch);
+                listener.step(step + 1, steps, batch.tokens(), losses[step]);
+            }
+        } finally {
+            optimizer.close();
+            ExpertPrior.clear(model.decoder());
+        }
+        return losses;
+    }
+
+    /** Builds a {@link CoAdaptation}. */
+    public static final class Builder {
+
+        private LanguageModel model;
+        private PackedBatches batches;
+        private int steps;
+        private ExpertMask mask;
+        private SelectionPrior softPrior;
+        private double softShare = 1.0 / 3;
+        private boolean trainRouters = true;
+        private int rank = 16;
+        private double alpha = 32;
+        private double learningRate = 1e-3;
+        private long seed;
+
+        Builder() {}
+
+        /**
+         * Sets the model; its experts have no adapters yet.
+         *
+         * @param value the model
+         * @return this builder
+         */
+        public Builder setModel(LanguageModel value) {
+            model = value;
+            return this;
+        }
+
+        /**
+         * Sets the text; step i uses batch i.
+         *
+         * @param value the batches
+         * @return this builder
+         */
+        public Builder setBatches(PackedBatches value) {
+            batches = value;
+            return this;
+        }
+
+        /**
+         * Sets the number of updates.
+         *
+         * @param value at least 1
+         * @return this builder
+         */
+        public Builder setSteps(int value) {
+            steps = value;
+            return this;
+        }
+
+        /**
+         * Sets the experts that tokens may go to. Default: all.
+         *
+         * @param value the mask, or null for the control
+         * @return this builder
+         */
+        public Builder optMask(ExpertMask value) {
+            mask = value;
+            return this;
+        }
+
+        /**
+         * Trains the last part of the steps under a soft prior. Default: never.
+         *
+         * @param prior the prior, or null for none
+         * @param share the part of the steps, 0 to 1
+         * @return this builder
+         */
+        public Builder optSoftPrior(SelectionPrior prior, double share) {
+            softPrior = prior;
+            softShare = share;
+            return this;
+        }
+
+        /**
+         * Sets whether routers train. Default: true.
+         *
+         * @param value whether they do
+         * @return this builder
+         */
+        public Builder optTrainRouters(boolean value) {
+            trainRouters = value;
+            return this;
+        }
+
+        /**
+         * Sets the adapters' rank and scaling numerator. Default: 16 and 32.
+         *
+         * @param r the rank
+         * @param a the numerator
+         * @return this builder
+         */
+        public Builder optAdapters(int r, double a) {
+            rank = r;
+            alpha = a;
+            return this;
+        }
+
+        /**
+         * Sets the highest learning rate; it warms up over a twentieth of the steps and falls to
+         * zero on a cosine. Default: 1e-3.
+         *
+         * @param value the rate
+         * @return this builder
+         */
+        public Builder optLearningRate(double value) {
+            learningRate = value;
+            return this;
+        }
+
+        /**
+         * Sets the seed of the adapters' initial values. Default: 0.
+         *
+         * @param value the seed
+         * @return this builder
+         */
+        public Builder optSeed(long value) {
+            seed = value;
+            return this;
+        }
+
+        /**
+         * Builds the stage.
+         *
+         * @return the stage
+         * @throws IllegalArgumentException if something is missing or out of range
+         */
+        public CoAdaptation build() {
+            if (model == null || batches == null || steps < 1) {
+                throw new IllegalArgumentException(
+                        "CoAdaptation needs a model, batches and at least one step");
+            }
+            if (!(learningRate > 0) || !(softShare >= 0 && softShare <= 1)) {
+                throw new IllegalArgumentException(
+                        "CoAdaptation needs a positive learning rate and a soft share from 0 to 1, not "
+                                + learningRate
+                                + " and "
+                                + softShare);
+            }
+            if (softPrior != null && mask == null) {
+                throw new IllegalArgumentException("A soft prior needs a mask: call optMask");
+            }
+            return new CoAdaptation(this);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+package org.djlmoe.maskcoft;
+
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
+import java.util.function.LongConsumer;
+import org.djlmoe.cache.EvictionPolicy;
+import org.djlmoe.cache.LoadReplay;
+import org.djlmoe.data.PackedTokens;
+import org.djlmoe.routing.ExpertMask;
+import org.djlmoe.routing.SelectionPrior;
+import org.djlmoe.training.Evaluation;
+import org.djlmoe.training.LanguageModel;
+
+/**
+ * Chooses how strongly a mask is preferred at serving: the beta with the fewest expert loads among
+ * those whose perplexity on held-out text stays within a limit. If none does, the one of lowest
+ * perplexity is chosen, and the result says so.
+ *
+ * @param points what was measured, in the order of the betas
+ * @param chosen the point that was chosen
+ * @param withinLimit whether the chosen point keeps the limit
+ */
+public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) {
+
+    /**
+     * One beta on held-out text.
+     *
+     * @param prior the prior of this beta
+     * @param perplexity of the text
+     * @param loadsPerToken expert loads a token over all layers
+     */
+    public record Point(SelectionPrior prior, double perplexity, double loadsPerToken) {}
+
+    /**
+     * Measures a model under priors of several strengths and chooses one.
+     *
+     * @param model the co-adapted model
+     * @param mask the preferred experts
+     * @param priors candidates
+     * @param text validation text, neither trained on nor reported
+     * @param batchSize rows at a time
+     * @param cacheSize experts a layer that the replayed cache holds
+     * @param policy the replayed cache's policy
+     * @param perplexityLimit the highest perplexity allowed
+     * @param progress is told the number of tokens done
+     * @return the points and the choice
+     */
+    public static PriorSweep run(
+            LanguageModel model,
+            ExpertMask mask,
+            List<SelectionPrior> priors,
+            PackedTokens text,
+            int batchSize,
+            int cacheSize,
+            EvictionPolicy.Type policy,
+            double perplexityLimit,
+            LongConsumer progress) {
+        LoadReplay replay = LoadReplay.builder().setCapacity(cacheSize).build();
+        List<Point> points = new ArrayList<>();
+        long[] before = {0};
+        try {
+            for (SelectionPrior prior : priors) {
+                new ExpertPrior(mask, prior).apply(model.decoder());
+                Evaluation evaluation =
+                        Evaluation.of(
+                                model,
+                                text,
+                                batchSize,
+                                tokens -> progress.accept(before[0] + tokens));
+                before[0] += evaluation.tokens();
+                double loads = replay.run(evaluation.trace(), policy).loadsPerToken();
+                points.add(new Point(prior, evaluation.perplexity(), loads));
+            }
+        } finally {
+            ExpertPrior.clear(model.decoder());
+        }
+        return choose(points, perplexityLimit);
+    }
+
+    /**
+     * Chooses among measured points.
+     *
+     * @param points at least one
+     * @param perplexityLimit the highest perplexity allowed
+     * @return the points and the choice; of equal points the earlier
+     */
+    public static PriorSweep choose(List<Point> points, double perplexityLimit) {
+        return points.stream()
+                .filter(point -> point.perplexity() <= perplexityLimit)
+                .min(Comparator.comparingDouble(Point::loadsPerToken))
+                .map(point -> new PriorSweep(List.copyOf(points), point, true))
+                .orElseGet(
+                        () ->
+                                new PriorSweep(
+                                        List.copyOf(points),
+                                        points.stream()
+                                                .min(Comparator.comparingDouble(Point::perplexity))
+                                                .orElseThrow(
+                                                        () ->
+                                                                new IllegalArgumentException(
+                                                                        "A sweep needs at least one"
+                                                                                + " prior")),
+                                        false));
+    }
+}

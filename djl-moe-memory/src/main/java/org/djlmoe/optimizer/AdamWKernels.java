@@ -1,0 +1,155 @@
+package org.djlmoe.optimizer;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+import org.djlmoe.kernel.KernelException;
+import org.djlmoe.kernel.TorchKernels;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** The passes over weights, gradients and state, in one of two forms of the update rule. */
+final class AdamWKernels {
+
+    /** Elements that are widened to 64 bits at a time when squares are summed: 1 MB. */
+    private static final long CHUNK = 1L << 17;
+
+    private final TorchKernels kernels;
+
+    private AdamWKernels(String rule) {
+        kernels = TorchKernels.compile(rule, read("adamw.py") + read(rule));
+    }
+
+    private static String read(String resource) {
+        try (InputStream in = AdamWKernels.class.getResourceAsStream(resource)) {
+            if (in == null) {
+                throw new KernelException("No kernel text " + resource + " on the class path");
+            }
+            return new String(in.readAllBytes(), StandardCharsets.UTF_8);
+        } catch (IOException e) {
+            throw new UncheckedIOException("Cannot read the kernel text " + resource, e);
+        }
+    }
+
+    /** One pass over memory for the whole update. */
+    static AdamWKernels fused() {
+        return new AdamWKernels("adamw_fused.py");
+    }
+
+    /** Plain in-place operations; needs one temporary array as large as a slab. */
+    static AdamWKernels plain() {
+        return new AdamWKernels("adamw_plain.py");
+    }
+
+    /** The fused form where this build of PyTorch has it, else the plain one. */
+    static AdamWKernels best() {
+        return Best.KERNELS;
+    }
+
+    private static final class Best {
+
+        static final AdamWKernels KERNELS = choose();
+
+        private static AdamWKernels choose() {
+            try {
+                AdamWKernels fused = fused();
+                fused.tryOut();
+                return fused;
+            } catch (KernelException e) {
+                Logger logger = LoggerFactory.getLogger(OffloadStreamAdamW.class);
+                logger.warn("No fused AdamW in this build of PyTorch, using plain operations", e);
+                return plain();
+            }
+        }
+    }
+
+    private void tryOut() {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            NDList x = new NDList();
+            for (int i = 0; i < 4; i++) {
+                x.add(manager.ones(new Shape(1)));
+            }
+            Slabs slabs =
+                    new Slabs(
+                            List.of(x.get(0)),
+                            List.of(x.get(1)),
+                            new long[] {0},
+                            new long[] {0},
+                            new long[] {1},
+                            new long[] {1});
+            update(slabs, x.get(2), x.get(3), new Rule(0, 0.9, 0.999, 1e-8, 0, 0, 2));
+        }
+    }
+
+    /**
+     * Slabs of one bucket, entry by entry: the whole weight and gradient, the first element in
+     * them, the first in the bucket, the number of elements, and the number of this update.
+     */
+    record Slabs(
+            List<NDArray> weights,
+            List<NDArray> gradients,
+            long[] start,
+            long[] offset,
+            long[] length,
+            long[] step) {}
+
+    /**
+     * The numbers of an update. A gradient is first clipped to [-limit, limit], if limit is above
+     * 0, then divided by divisor; both change it in place.
+     */
+    record Rule(
+            double learningRate,
+            double beta1,
+            double beta2,
+            double epsilon,
+            double decay,
+            double limit,
+            double divisor) {}
+
+    void update(Slabs slabs, NDArray expAvg, NDArray expAvgSq, Rule rule) {
+        kernels.run(
+                "update",
+                slabs.weights,
+                slabs.gradients,
+                expAvg,
+                expAvgSq,
+                slabs.start,
+                slabs.offset,
+                slabs.length,
+                slabs.step,
+                rule.learningRate,
+                rule.beta1,
+                rule.beta2,
+                rule.epsilon,
+                rule.decay,
+                rule.limit,
+                rule.divisor);
+    }
+
+    /**
+     * Adds up the squares of the elements, clipped to [-limit, limit] if limit is above 0. In 64
+     * bits, so that it is finite exactly if all (unclipped) elements are.
+     */
+    double sumOfSquares(NDArray gradient, double limit) {
+        return kernels.callDouble("sum_of_squares", gradient, limit, CHUNK);
+    }
+
+    boolean isZero(NDArray array) {
+        return kernels.callBoolean("is_zero", array);
+    }
+
+    void zero(List<NDArray> arrays) {
+        kernels.run("zero", arrays);
+    }
+
+    void copy(NDArray target, long targetStart, NDArray source, long sourceStart, long length) {
+        kernels.run("copy", target, targetStart, source, sourceStart, length);
+    }
+}

@@ -1,0 +1,73 @@
+package org.djlmoe.training;
+
+import java.util.Arrays;
+import java.util.List;
+import java.util.function.LongConsumer;
+import org.djlmoe.cache.ExpertTrace;
+import org.djlmoe.data.PackedTokens;
+import org.djlmoe.data.TokenBatch;
+import org.djlmoe.moe.MoeBlock;
+
+/**
+ * What a model makes of held-out text, every token predicted from the text before it (teacher
+ * forcing).
+ *
+ * @param loss mean cross-entropy in nats a token
+ * @param tokens how many tokens were predicted
+ * @param trace the experts that every layer chose; each row of the text is a request
+ */
+public record Evaluation(double loss, long tokens, ExpertTrace trace) {
+
+    /**
+     * Evaluates a model as it is, with whatever mask or prior its routers have.
+     *
+     * @param model the model
+     * @param text the held-out text
+     * @param batchSize rows at a time
+     * @param progress is told the number of tokens done
+     * @return loss and trace
+     */
+    public static Evaluation of(
+            LanguageModel model, PackedTokens text, int batchSize, LongConsumer progress) {
+        List<MoeBlock> layers = model.decoder().moeBlocks();
+        int topK = model.decoder().config().topK();
+        ExpertTrace.Builder trace =
+                ExpertTrace.builder()
+                        .setNumExperts(model.decoder().config().numExperts())
+                        .setTopK(topK)
+                        .setNumLayers(layers.size());
+        long[][] chosen = new long[layers.size()][];
+        for (int l = 0; l < chosen.length; l++) {
+            int layer = l;
+            layers.get(l).router().setObserver(ids -> chosen[layer] = ids.toLongArray());
+        }
+        double total = 0;
+        long tokens = 0;
+        try {
+            for (TokenBatch batch : text.sequential(batchSize)) {
+                total += model.loss(batch) * batch.tokens();
+                tokens += batch.tokens();
+                int ids = batch.sequenceLength() * topK;
+                for (int row = 0; row < batch.batchSize(); row++) {
+                    trace.beginRequest();
+                    for (int l = 0; l < chosen.length; l++) {
+                        trace.append(l, Arrays.copyOfRange(chosen[l], row * ids, (row + 1) * ids));
+                    }
+                }
+                progress.accept(tokens);
+            }
+        } finally {
+            layers.forEach(layer -> layer.router().setObserver(null));
+        }
+        return new Evaluation(total / tokens, tokens, trace.build());
+    }
+
+    /**
+     * Returns the perplexity.
+     *
+     * @return e to the loss
+     */
+    public double perplexity() {
+        return Math.exp(loss);
+    }
+}

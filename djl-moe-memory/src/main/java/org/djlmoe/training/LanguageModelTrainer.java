@@ -1,0 +1,61 @@
+package org.djlmoe.training;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.optimizer.Optimizer;
+import org.djlmoe.autograd.BoundedTrainer;
+import org.djlmoe.data.TokenBatch;
+import org.djlmoe.vocab.RingDtpLoss;
+
+/** The training step of a {@link LanguageModel}: forward, bounded backward, update. */
+public final class LanguageModelTrainer implements AutoCloseable {
+
+    private final BoundedTrainer trainer;
+    private final RingDtpLoss loss = RingDtpLoss.builder().build();
+
+    /**
+     * Creates a trainer. The model must outlive it.
+     *
+     * @param model the model; its frozen parameters stay as they are
+     * @param optimizer updates the others
+     * @param seed decides the random numbers of segments
+     */
+    public LanguageModelTrainer(LanguageModel model, Optimizer optimizer, long seed) {
+        DefaultTrainingConfig config =
+                new DefaultTrainingConfig(loss)
+                        .optOptimizer(optimizer)
+                        .optDevices(new Device[] {model.manager().getDevice()});
+        trainer = new BoundedTrainer(model.model(), config, seed);
+        trainer.initialize(new Shape(1, 1));
+    }
+
+    /**
+     * Trains on a batch.
+     *
+     * @param batch inputs and targets
+     * @return the mean loss before the update, in nats a token
+     */
+    public float step(TokenBatch batch) {
+        float value;
+        try (NDManager scope = trainer.getManager().newSubManager()) {
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                NDList out = trainer.forward(new NDList(batch.toInputs(scope)));
+                NDArray mean = loss.evaluate(new NDList(batch.toTargets(scope)), out);
+                value = mean.getFloat();
+                collector.backward(mean);
+            }
+        }
+        trainer.step();
+        return value;
+    }
+
+    @Override
+    public void close() {
+        trainer.close();
+    }
+}

@@ -1,0 +1,6 @@
+/**
+ * A language model with its native memory, one training step of it, and its evaluation.
+ *
+ * <p>Checkpoints and token batches come in; losses, perplexities and routing traces go out.
+ */
+package org.djlmoe.training;
