@@ -108,6 +108,22 @@ public final class PackedTokens {
      * @throws IllegalArgumentException if the batch size is not positive
      */
     public Iterable<TokenBatch> sequential(int batchSize) {
+        return sample(rows, batchSize);
+    }
+
+    /**
+     * Returns evenly spaced rows, each once, for evaluation on a part of the text.
+     *
+     * @param count how many rows; all of them if there are no more
+     * @param batchSize rows a batch holds; the last batch holds what is left
+     * @return batches that can be gone through any number of times
+     * @throws IllegalArgumentException if the count or the batch size is not positive
+     */
+    public Iterable<TokenBatch> sample(int count, int batchSize) {
+        if (count <= 0) {
+            throw new IllegalArgumentException("row count must be positive, got " + count);
+        }
+        int taken = Math.min(count, rows);
         if (batchSize <= 0) {
             throw new IllegalArgumentException("batch size must be positive, got " + batchSize);
         }
@@ -117,17 +133,17 @@ public final class PackedTokens {
 
                     @Override
                     public boolean hasNext() {
-                        return next < rows;
+                        return next < taken;
                     }
 
                     @Override
                     public TokenBatch next() {
                         if (!hasNext()) {
-                            throw new NoSuchElementException("all " + rows + " rows were read");
+                            throw new NoSuchElementException("all " + taken + " rows were read");
                         }
-                        int[] chosen = new int[Math.min(batchSize, rows - next)];
+                        int[] chosen = new int[Math.min(batchSize, taken - next)];
                         for (int i = 0; i < chosen.length; ++i) {
-                            chosen[i] = next++;
+                            chosen[i] = (int) ((long) next++ * rows / taken);
                         }
                         return gather(chosen);
                     }

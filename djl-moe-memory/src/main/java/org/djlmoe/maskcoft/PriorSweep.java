@@ -3,10 +3,9 @@ package org.djlmoe.maskcoft;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
-import java.util.function.LongConsumer;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.cache.LoadReplay;
-import org.djlmoe.data.PackedTokens;
+import org.djlmoe.data.TokenBatch;
 import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
@@ -32,50 +31,53 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
      */
     public record Point(SelectionPrior prior, double perplexity, double loadsPerToken) {}
 
+    /** A perplexity limit is this factor times the perplexity that is compared with. */
+    public static final double TOLERANCE = 1.01;
+
     /**
-     * Measures a model under priors of several strengths and chooses one.
+     * Measures a model under priors of several strengths.
      *
      * @param model the co-adapted model
      * @param mask the preferred experts
      * @param priors candidates
      * @param text validation text, neither trained on nor reported
-     * @param batchSize rows at a time
      * @param cacheSize experts a layer that the replayed cache holds
      * @param policy the replayed cache's policy
-     * @param perplexityLimit the highest perplexity allowed
-     * @param progress is told the number of tokens done
-     * @return the points and the choice
+     * @param listener is told of every prior
+     * @return a point a prior, in their order
      */
-    public static PriorSweep run(
+    public static List<Point> measure(
             LanguageModel model,
             ExpertMask mask,
             List<SelectionPrior> priors,
-            PackedTokens text,
-            int batchSize,
+            Iterable<TokenBatch> text,
             int cacheSize,
             EvictionPolicy.Type policy,
-            double perplexityLimit,
-            LongConsumer progress) {
+            StageListener listener) {
         LoadReplay replay = LoadReplay.builder().setCapacity(cacheSize).build();
         List<Point> points = new ArrayList<>();
-        long[] before = {0};
         try {
             for (SelectionPrior prior : priors) {
                 new ExpertPrior(mask, prior).apply(model.decoder());
-                Evaluation evaluation =
-                        Evaluation.of(
-                                model,
-                                text,
-                                batchSize,
-                                tokens -> progress.accept(before[0] + tokens));
-                before[0] += evaluation.tokens();
+                Evaluation evaluation = Evaluation.of(model, text, tokens -> {});
                 double loads = replay.run(evaluation.trace(), policy).loadsPerToken();
                 points.add(new Point(prior, evaluation.perplexity(), loads));
+                listener.step(points.size(), priors.size(), evaluation.tokens(), evaluation.loss());
             }
         } finally {
             ExpertPrior.clear(model.decoder());
         }
-        return choose(points, perplexityLimit);
+        return points;
+    }
+
+    /**
+     * Returns the lowest perplexity of some points.
+     *
+     * @param points at least one
+     * @return the perplexity
+     */
+    public static double lowestPerplexity(List<Point> points) {
+        return points.stream().mapToDouble(Point::perplexity).min().orElseThrow();
     }
 
     /**

@@ -4,7 +4,6 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.function.LongConsumer;
 import org.djlmoe.cache.ExpertTrace;
-import org.djlmoe.data.PackedTokens;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.moe.MoeBlock;
 
@@ -14,7 +13,7 @@ import org.djlmoe.moe.MoeBlock;
  *
  * @param loss mean cross-entropy in nats a token
  * @param tokens how many tokens were predicted
- * @param trace the experts that every layer chose; each row of the text is a request
+ * @param trace the experts that every layer chose; each row is a request
  */
 public record Evaluation(double loss, long tokens, ExpertTrace trace) {
 
@@ -23,12 +22,11 @@ public record Evaluation(double loss, long tokens, ExpertTrace trace) {
      *
      * @param model the model
      * @param text the held-out text
-     * @param batchSize rows at a time
      * @param progress is told the number of tokens done
      * @return loss and trace
      */
     public static Evaluation of(
-            LanguageModel model, PackedTokens text, int batchSize, LongConsumer progress) {
+            LanguageModel model, Iterable<TokenBatch> text, LongConsumer progress) {
         List<MoeBlock> layers = model.decoder().moeBlocks();
         int topK = model.decoder().config().topK();
         ExpertTrace.Builder trace =
@@ -44,7 +42,7 @@ public record Evaluation(double loss, long tokens, ExpertTrace trace) {
         double total = 0;
         long tokens = 0;
         try {
-            for (TokenBatch batch : text.sequential(batchSize)) {
+            for (TokenBatch batch : text) {
                 total += model.loss(batch) * batch.tokens();
                 tokens += batch.tokens();
                 int ids = batch.sequenceLength() * topK;

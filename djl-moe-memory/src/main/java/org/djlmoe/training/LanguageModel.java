@@ -3,7 +3,6 @@ package org.djlmoe.training;
 import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
-import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -28,11 +27,26 @@ import org.djlmoe.vocab.RingDtpLoss;
  */
 public final class LanguageModel implements AutoCloseable {
 
+    /**
+     * The sizes of what runs piece by piece: smaller pieces take less memory and, when very small,
+     * more time.
+     *
+     * @param moeTokens tokens a chunk in the MoE layers
+     * @param vocabTokens tokens a block of the vocabulary loss
+     */
+    public record Chunks(int moeTokens, int vocabTokens) {
+
+        /** Sizes beyond which larger pieces gain nothing. */
+        public static final Chunks DEFAULT = new Chunks(4096, 512);
+    }
+
     private final Model model;
     private final MoeDecoder decoder;
+    private final RingDtpLoss loss;
 
-    private LanguageModel(MoeDecoder decoder) {
-        this.decoder = decoder;
+    private LanguageModel(MoeConfig config, Chunks chunks) {
+        this.decoder = new MoeDecoder(config, chunks.moeTokens());
+        this.loss = RingDtpLoss.builder().optBlockTokens(chunks.vocabTokens()).build();
         this.model = Model.newInstance("language-model", Device.cpu(), "PyTorch");
         model.setBlock(decoder);
     }
@@ -41,12 +55,12 @@ public final class LanguageModel implements AutoCloseable {
      * Creates a model with random weights.
      *
      * @param config sizes and constants
-     * @param chunkTokens tokens a chunk in the MoE layers
+     * @param chunks sizes of what runs piece by piece
      * @param seed decides the weights
      * @return the model
      */
-    public static LanguageModel create(MoeConfig config, int chunkTokens, long seed) {
-        LanguageModel created = new LanguageModel(new MoeDecoder(config, chunkTokens));
+    public static LanguageModel create(MoeConfig config, Chunks chunks, long seed) {
+        LanguageModel created = new LanguageModel(config, chunks);
         Engine.getEngine("PyTorch").setRandomSeed((int) seed);
         created.decoder.initialize(created.model.getNDManager(), DataType.FLOAT32, new Shape(1, 1));
         return created;
@@ -56,13 +70,13 @@ public final class LanguageModel implements AutoCloseable {
      * Reads a model from a Hugging Face checkpoint folder.
      *
      * @param folder holds {@code config.json} and safetensors
-     * @param chunkTokens tokens a chunk in the MoE layers
+     * @param chunks sizes of what runs piece by piece
      * @return the model, in F32
      * @throws IOException if a file is missing or broken
      */
-    public static LanguageModel load(Path folder, int chunkTokens) throws IOException {
+    public static LanguageModel load(Path folder, Chunks chunks) throws IOException {
         MoeConfig config = MoeConfig.fromJson(folder.resolve(HfCheckpoint.CONFIG_FILE));
-        LanguageModel loaded = create(config, chunkTokens, 0);
+        LanguageModel loaded = create(config, chunks, 0);
         try {
             HfCheckpoint.load(folder, loaded.decoder.checkpointParameters());
             return loaded;
@@ -95,6 +109,15 @@ public final class LanguageModel implements AutoCloseable {
      */
     public MoeDecoder decoder() {
         return decoder;
+    }
+
+    /**
+     * Returns the loss of the next token.
+     *
+     * @return mean cross-entropy
+     */
+    public RingDtpLoss lossFunction() {
+        return loss;
     }
 
     /**
@@ -152,9 +175,7 @@ public final class LanguageModel implements AutoCloseable {
                             new ParameterStore(scope, false),
                             new NDList(batch.toInputs(scope)),
                             false);
-            NDArray loss =
-                    RingDtpLoss.builder().build().evaluate(new NDList(batch.toTargets(scope)), out);
-            return loss.getFloat();
+            return loss.evaluate(new NDList(batch.toTargets(scope)), out).getFloat();
         }
     }
 

@@ -16,7 +16,7 @@ import org.djlmoe.vocab.RingDtpLoss;
 public final class LanguageModelTrainer implements AutoCloseable {
 
     private final BoundedTrainer trainer;
-    private final RingDtpLoss loss = RingDtpLoss.builder().build();
+    private final RingDtpLoss loss;
 
     /**
      * Creates a trainer. The model must outlive it.
@@ -26,6 +26,7 @@ public final class LanguageModelTrainer implements AutoCloseable {
      * @param seed decides the random numbers of segments
      */
     public LanguageModelTrainer(LanguageModel model, Optimizer optimizer, long seed) {
+        loss = model.lossFunction();
         DefaultTrainingConfig config =
                 new DefaultTrainingConfig(loss)
                         .optOptimizer(optimizer)

@@ -31,7 +31,7 @@ public final class Moe implements Runnable {
 
     /** Every subcommand, in the order of the help text. */
     private static List<Object> commands() {
-        return List.of(new CorpusCommand());
+        return List.of(new TrainCommand(), new FinetuneCommand(), new CorpusCommand());
     }
 
     /**

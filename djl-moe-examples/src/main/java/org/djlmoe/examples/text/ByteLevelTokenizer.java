@@ -28,7 +28,9 @@ public final class ByteLevelTokenizer implements AutoCloseable {
     static final String RESOURCE = "tokenizer.json";
     private static final int END_OF_TEXT = 256;
     private static final int PADDING = 257;
-    private static final int VOCAB_SIZE = 258;
+
+    /** Bytes, end of text, padding. */
+    public static final int VOCAB_SIZE = 258;
 
     private final HuggingFaceTokenizer tokenizer;
 

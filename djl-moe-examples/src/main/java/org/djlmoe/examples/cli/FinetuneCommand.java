@@ -1,0 +1,250 @@
+package org.djlmoe.examples.cli;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Locale;
+import java.util.concurrent.Callable;
+import org.djlmoe.checkpoint.HfCheckpoint;
+import org.djlmoe.checkpoint.SaveOptions;
+import org.djlmoe.data.PackedBatches;
+import org.djlmoe.data.TokenBatch;
+import org.djlmoe.examples.demo.BaseModel;
+import org.djlmoe.examples.text.ByteLevelTokenizer;
+import org.djlmoe.examples.text.TextData;
+import org.djlmoe.maskcoft.CoAdaptation;
+import org.djlmoe.maskcoft.ExpertPrior;
+import org.djlmoe.maskcoft.MaskCoFT;
+import org.djlmoe.training.Evaluation;
+import org.djlmoe.training.LanguageModel;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Option;
+
+/** {@code moe finetune}: fine-tunes a model on one language of the parliament transcripts. */
+@Command(
+        name = "finetune",
+        description = "Fine-tune a model on one language of the parliament transcripts.",
+        mixinStandardHelpOptions = true,
+        versionProvider = Moe.Version.class,
+        sortOptions = false)
+final class FinetuneCommand implements Callable<Integer> {
+
+    private static final int VALIDATION_ROWS = 64;
+    private static final int EVALUATION_BATCH = 16;
+
+    /** What trains, and under which mask. */
+    enum Method {
+        /** Learned expert mask, then routers and adapters under it, then a soft prior. */
+        MASKCOFT,
+        /** Routers and adapters with cross-entropy alone. */
+        CE,
+        /** Adapters alone. */
+        LORA
+    }
+
+    @Mixin private CommonOptions options;
+    @Mixin private OutputDirectory out;
+
+    @Option(
+            names = "--method",
+            defaultValue = "maskcoft",
+            description =
+                    "${COMPLETION-CANDIDATES}: maskcoft = learned expert mask, then routers and adapters,"
+                            + " then a soft prior; ce = routers and adapters, no mask; lora = adapters"
+                            + " only (default: ${DEFAULT-VALUE}).")
+    private Method method;
+
+    @Option(
+            names = "--model",
+            paramLabel = "DIR",
+            description = "Checkpoint folder to start from (default: the demo's base model).")
+    private Path base;
+
+    @Option(
+            names = "--language",
+            defaultValue = "de",
+            description = "Language to fine-tune on (default: ${DEFAULT-VALUE}).")
+    private String language;
+
+    @Option(
+            names = "--steps",
+            defaultValue = "200",
+            description = "Training steps (default: ${DEFAULT-VALUE}).")
+    private int steps;
+
+    @Option(
+            names = "--batch",
+            defaultValue = "8",
+            description = "Rows a batch (default: ${DEFAULT-VALUE}).")
+    private int batch;
+
+    @Option(
+            names = "--sequence",
+            defaultValue = "256",
+            description = "Tokens a row (default: ${DEFAULT-VALUE}).")
+    private int sequence;
+
+    @Option(
+            names = "--learning-rate",
+            defaultValue = "2e-3",
+            description = "Highest learning rate (default: ${DEFAULT-VALUE}).")
+    private double learningRate;
+
+    @Option(
+            names = "--rank",
+            defaultValue = "16",
+            description = "Rank of the adapters; alpha is twice that (default: ${DEFAULT-VALUE}).")
+    private int rank;
+
+    @Option(
+            names = "--mask-steps",
+            defaultValue = "40",
+            description = "maskcoft: updates of the mask (default: ${DEFAULT-VALUE}).")
+    private int maskSteps;
+
+    @Option(
+            names = "--kept",
+            description =
+                    "maskcoft: experts a layer that the mask keeps (default: three quarters).")
+    private Integer kept;
+
+    @Override
+    public Integer call() throws IOException {
+        Arguments.positive("--steps", steps);
+        Arguments.positive("--batch", batch);
+        Arguments.positive("--sequence", sequence);
+        Arguments.positive("--rank", rank);
+        Arguments.positive("--mask-steps", maskSteps);
+        Path folder = out.create(Path.of("runs", "finetune"));
+        TextData text = TextData.load(Arguments.language(language), sequence);
+        PackedBatches batches = text.train().batches(batch, options.seed());
+        Iterable<TokenBatch> validation =
+                text.validation().sample(VALIDATION_ROWS, EVALUATION_BATCH);
+        Path start = base == null ? BaseModel.extract(folder.resolve("base")) : checkpoint(base);
+        try (LanguageModel model = LanguageModel.load(start, LanguageModel.Chunks.DEFAULT)) {
+            double before = Evaluation.of(model, validation, t -> {}).perplexity();
+            long begin = System.nanoTime();
+            ExpertPrior prior = null;
+            float[] losses;
+            if (method == Method.MASKCOFT) {
+                MaskCoFT.Result result = maskcoft(model, batches, validation);
+                losses = result.losses();
+                prior = result.prior();
+            } else {
+                losses = adapt(model, batches);
+            }
+            double seconds = (System.nanoTime() - begin) / 1e9;
+            model.decoder().moeBlocks().forEach(layer -> layer.experts().mergeAdapters());
+            if (prior != null) {
+                prior.apply(model.decoder());
+            }
+            double after = Evaluation.of(model, validation, t -> {}).perplexity();
+            save(model, prior, folder);
+            Report report =
+                    new Report(
+                            method.name().toLowerCase(Locale.ROOT),
+                            options.seed(),
+                            language,
+                            steps,
+                            before,
+                            after,
+                            prior == null ? null : prior.prior().beta(),
+                            seconds,
+                            folder.toString(),
+                            losses);
+            print(report, prior);
+            options.writeJson(report);
+        }
+        return ExitCodes.OK;
+    }
+
+    private static Path checkpoint(Path folder) {
+        if (!Files.exists(folder.resolve(HfCheckpoint.CONFIG_FILE))) {
+            throw new UserError("--model: " + folder + " has no config.json");
+        }
+        return folder;
+    }
+
+    private MaskCoFT.Result maskcoft(
+            LanguageModel model, PackedBatches batches, Iterable<TokenBatch> validation) {
+        MaskCoFT.Builder recipe =
+                MaskCoFT.builder()
+                        .setModel(model)
+                        .setBatches(batches)
+                        .setValidation(validation)
+                        .optMaskSteps(maskSteps)
+                        .optSteps(steps)
+                        .optAdapters(rank, 2.0 * rank)
+                        .optLearningRate(learningRate)
+                        .optSeed(options.seed());
+        if (kept != null) {
+            recipe.optKept(kept);
+        }
+        try (StageProgress progress = new StageProgress(options)) {
+            return recipe.build()
+                    .run(
+                            (stage, step, total, tokens, loss) ->
+                                    progress.step(
+                                            stage.name().toLowerCase(Locale.ROOT),
+                                            step,
+                                            total,
+                                            tokens,
+                                            loss));
+        }
+    }
+
+    private float[] adapt(LanguageModel model, PackedBatches batches) {
+        try (StageProgress progress = new StageProgress(options)) {
+            return CoAdaptation.builder()
+                    .setModel(model)
+                    .setBatches(batches)
+                    .setSteps(steps)
+                    .optTrainRouters(method == Method.CE)
+                    .optAdapters(rank, 2.0 * rank)
+                    .optLearningRate(learningRate)
+                    .optSeed(options.seed())
+                    .build()
+                    .run(
+                            (step, total, tokens, loss) ->
+                                    progress.step("training", step, total, tokens, loss));
+        }
+    }
+
+    private static void save(LanguageModel model, ExpertPrior prior, Path folder)
+            throws IOException {
+        model.save(folder, SaveOptions.builder().build());
+        if (prior != null) {
+            prior.save(folder);
+        }
+        try (ByteLevelTokenizer tokenizer = new ByteLevelTokenizer()) {
+            tokenizer.save(folder);
+        }
+    }
+
+    private void print(Report report, ExpertPrior prior) {
+        options.text()
+                .printf(
+                        "%s, %d steps: validation perplexity %.3f -> %.3f%n",
+                        report.method(),
+                        report.steps(),
+                        report.perplexity_before(),
+                        report.perplexity_after());
+        if (prior != null) {
+            options.text().printf("beta %s, kept experts:%n%s%n", report.beta(), prior.mask());
+        }
+        options.text().printf("saved to %s%n", report.model());
+    }
+
+    record Report(
+            String method,
+            long seed,
+            String language,
+            int steps,
+            double perplexity_before,
+            double perplexity_after,
+            Double beta,
+            double seconds,
+            String model,
+            float[] losses) {}
+}

@@ -1,0 +1,387 @@
+package org.djlmoe.plan;
+
+import org.djlmoe.model.MoeConfig;
+
+/**
+ * What the kernels hold besides their arguments, found by going through their text line by line and
+ * keeping count: {@link #take} where a line makes an array, {@link #drop} behind its last use,
+ * which is when TorchScript frees it.
+ *
+ * <p>Rows and widths are in elements, counts in bytes. Arrays of a few numbers a row or of an
+ * expert's size are left out where larger ones stand beside them. Change this together with {@code
+ * attention.py}, {@code expert.py}, {@code norm.py} and {@code vocab.py}.
+ */
+final class KernelScratch {
+
+    private static final long F32 = 4;
+    private static final long I64 = 8;
+    private static final long BF16 = 2;
+
+    private final long h;
+    private final long inner;
+    private final long experts;
+    private final long k;
+    private final long queries;
+    private final long keys;
+    private final MoeConfig config;
+    private final long r;
+    private final boolean half;
+    private final boolean trainsAll;
+
+    private long live;
+    private long peak;
+
+    private KernelScratch(MoeConfig config, PlanSettings settings) {
+        this.config = config;
+        h = config.hiddenSize();
+        inner = config.intermediateSize();
+        experts = config.numExperts();
+        k = config.topK();
+        queries = (long) config.numHeads() * config.headDim();
+        keys = (long) config.numKeyValueHeads() * config.headDim();
+        r = settings.loraRank();
+        half = settings.frozenHalf();
+        trainsAll = settings.trained() == PlanSettings.Trained.ALL;
+    }
+
+    private long take(long bytes) {
+        live += bytes;
+        peak = Math.max(peak, live);
+        return bytes;
+    }
+
+    private void drop(long bytes) {
+        live -= bytes;
+    }
+
+    private long finish() {
+        if (live != 0) {
+            throw new AssertionError("a walk ends with " + live + " bytes");
+        }
+        return peak;
+    }
+
+    // norm.py
+
+    /** Leaves the normed rows. */
+    private long norm(long rows) {
+        long wide = rows * h * F32;
+        long rstd = rows * F32;
+        take(wide); // x * x
+        take(rstd);
+        drop(wide);
+        take(wide); // x * rstd
+        drop(rstd);
+        take(wide); // * gamma
+        drop(wide);
+        return wide;
+    }
+
+    /** Leaves the gradient of x; drops that of the output at its last use if it is a temporary. */
+    private long normBackward(long rows, boolean ownsGradient) {
+        long wide = rows * h * F32;
+        take(wide); // x * x
+        drop(wide);
+        take(wide); // xhat
+        if (trainsAll) {
+            take(wide); // dh * xhat
+            drop(wide);
+        }
+        take(wide); // g
+        if (ownsGradient) {
+            drop(wide);
+        }
+        take(wide); // g * xhat
+        drop(wide);
+        take(wide); // xhat * mean
+        drop(wide); // xhat
+        take(wide); // the difference
+        drop(2 * wide);
+        return wide;
+    }
+
+    /** A product with a weight that may be BF16; leaves the result. */
+    private long project(long rows, long in, long out) {
+        if (!half) {
+            return take(rows * out * F32);
+        }
+        take(rows * in * BF16);
+        take(rows * out * BF16);
+        drop(rows * in * BF16);
+        take(rows * out * F32);
+        drop(rows * out * BF16);
+        return rows * out * F32;
+    }
+
+    static long normForward(MoeConfig config, PlanSettings settings) {
+        KernelScratch s = new KernelScratch(config, settings);
+        s.drop(s.norm(settings.tokens()));
+        return s.finish();
+    }
+
+    static long normBackward(MoeConfig config, PlanSettings settings) {
+        KernelScratch s = new KernelScratch(config, settings);
+        s.drop(s.normBackward(settings.tokens(), false));
+        return s.finish();
+    }
+
+    // attention.py
+
+    /** Turns an array into its rotation, of the same size. */
+    private void rotate(long bytes) {
+        long part = bytes / 2;
+        take(3 * part); // a cos, b sin, their difference
+        drop(2 * part);
+        take(2 * part); // b cos, a sin
+        drop(bytes); // x itself
+        take(part); // their sum
+        drop(2 * part);
+        take(bytes); // cat
+        drop(2 * part);
+    }
+
+    private long rotaryTable(long sequence) {
+        long half = sequence * config.headDim() / 2 * F32;
+        take(3 * half); // angles, cos, sin
+        drop(half);
+        return 2 * half;
+    }
+
+    /** Leaves q, k and v, each of all query heads. */
+    private void projectHeads(long rows, long sequence, boolean lastUseOfH) {
+        boolean grouped = keys != queries;
+        long table = rotaryTable(sequence);
+        rotate(project(rows, h, queries));
+        rotate(project(rows, h, keys));
+        drop(table);
+        project(rows, h, keys);
+        if (lastUseOfH) {
+            drop(rows * h * F32);
+        }
+        for (int i = 0; grouped && i < 2; i++) {
+            take(rows * queries * F32);
+            drop(rows * keys * F32);
+        }
+    }
+
+    private boolean windowed(long sequence) {
+        return config.slidingWindow() > 0 && sequence > config.slidingWindow();
+    }
+
+    private long mask() {
+        long window = config.slidingWindow();
+        return 2 * window * window * F32;
+    }
+
+    /** Leaves out and log-sum-exp beside q, k and v. */
+    private long attend(long rows, long sequence) {
+        long out = rows * queries * F32;
+        long lse = rows * config.numHeads() * F32;
+        if (windowed(sequence)) {
+            long mask = take(mask());
+            take(out + lse); // by windows
+            take(out + lse); // cat
+            drop(out + lse);
+            drop(mask);
+        } else {
+            take(out + lse);
+        }
+        return lse;
+    }
+
+    private static long attentionRows(PlanSettings settings) {
+        long step = Math.max(1, 4096 / settings.sequence()) * (long) settings.sequence();
+        return Math.min(settings.tokens(), step);
+    }
+
+    static long attentionForward(MoeConfig config, PlanSettings settings) {
+        KernelScratch s = new KernelScratch(config, settings);
+        long rows = attentionRows(settings);
+        long wide = rows * s.queries * F32;
+        s.norm(rows);
+        s.projectHeads(rows, settings.sequence(), true);
+        long lse = s.attend(rows, settings.sequence());
+        s.drop(3 * wide + lse);
+        long out = s.project(rows, s.queries, s.h);
+        s.drop(wide + out);
+        return s.finish();
+    }
+
+    static long attentionBackward(MoeConfig config, PlanSettings settings) {
+        KernelScratch s = new KernelScratch(config, settings);
+        long sequence = settings.sequence();
+        long rows = attentionRows(settings);
+        long wide = rows * s.queries * F32;
+        long narrow = rows * s.keys * F32;
+        long hidden = s.norm(rows);
+        s.projectHeads(rows, sequence, false);
+        long lse = s.attend(rows, sequence);
+        s.project(rows, s.h, s.queries); // dout
+        if (s.windowed(sequence)) {
+            long window = config.slidingWindow();
+            long piece = Math.max(1, rows / sequence) * s.queries * F32;
+            long part =
+                    piece * Math.min(sequence, window) + 2 * piece * Math.min(sequence, 2 * window);
+            long mask = s.take(s.mask());
+            s.take(3 * wide + part); // dk, dv, dq by windows; one window's
+            s.drop(part);
+            s.take(wide); // cat
+            s.drop(wide + mask);
+        } else {
+            s.take(3 * wide); // dq, dk, dv
+        }
+        s.drop(3 * wide + wide + lse + wide); // q, k, v, out, lse, dout
+
+        long table = s.rotaryTable(sequence);
+        s.rotate(wide);
+        s.take(wide); // join
+        s.drop(wide);
+        if (narrow != wide) {
+            s.take(narrow);
+            s.drop(wide);
+        }
+        s.rotate(narrow);
+        s.take(narrow);
+        s.drop(narrow + table);
+        if (narrow != wide) {
+            s.take(narrow);
+            s.drop(wide);
+        }
+        s.drop(hidden);
+        s.project(rows, s.queries, s.h);
+        s.drop(wide);
+        for (int i = 0; i < 2; i++) {
+            s.project(rows, s.keys, s.h);
+            s.drop(narrow);
+            s.take(hidden); // the sum
+            s.drop(2 * hidden);
+        }
+        s.drop(s.normBackward(rows, true));
+        return s.finish();
+    }
+
+    // expert.py
+
+    /** Positions grouped by expert; leaves order, rows and combine weights. */
+    private long groupRoutes(long chunk) {
+        long ids = chunk * k * I64;
+        long weights = chunk * k * F32;
+        take(ids); // flat
+        take(4 * ids); // sorted values and order, and the sort's own copies
+        drop(4 * ids);
+        take(ids); // rows
+        take(2 * weights); // in token order, in expert order
+        drop(weights);
+        return 2 * ids + weights;
+    }
+
+    /** What the adapters of a projection hold beside its result. */
+    private void adapters(long rows) {
+        take(rows * r * F32);
+        drop(rows * r * F32);
+    }
+
+    /** Leaves the gradient of the input; drops that of the output and the input. */
+    private void expertProjectBackward(long rows, long in, long out, long dropped) {
+        project(rows, out, in);
+        if (r > 0) {
+            take(2 * rows * r * F32);
+            drop(2 * rows * r * F32);
+        }
+        drop(dropped);
+    }
+
+    private static long busiest(PlanSettings settings) {
+        return (long) Math.ceil(settings.chunk() * settings.busiestShare());
+    }
+
+    static long moeForward(MoeConfig config, PlanSettings settings) {
+        return Math.max(route(config, settings), expertsForward(config, settings));
+    }
+
+    private static long route(MoeConfig config, PlanSettings settings) {
+        KernelScratch s = new KernelScratch(config, settings);
+        long chunk = settings.chunk();
+        long logits = chunk * s.experts * F32;
+        long hidden = s.norm(chunk);
+        s.take(logits);
+        s.drop(hidden);
+        s.take(3 * logits); // sorted values, order
+        s.take(chunk * s.k * I64);
+        s.drop(3 * logits);
+        s.take(logits); // softmax
+        s.drop(2 * logits + chunk * s.k * I64);
+        return s.finish();
+    }
+
+    private static long expertsForward(MoeConfig config, PlanSettings settings) {
+        KernelScratch s = new KernelScratch(config, settings);
+        long chunk = settings.chunk();
+        long rows = busiest(settings);
+        long hidden = s.norm(chunk);
+        long sum = s.take(hidden); // yc
+        long routes = s.groupRoutes(chunk);
+        long input = s.take(rows * s.h * F32);
+        long gateUp = s.project(rows, s.h, 2 * s.inner);
+        s.adapters(rows);
+        s.drop(input);
+        long act = s.take(rows * s.inner * F32);
+        s.drop(gateUp);
+        long out = s.project(rows, s.inner, s.h);
+        s.adapters(rows);
+        s.drop(act + out);
+        s.drop(hidden + sum + routes);
+        return s.finish();
+    }
+
+    static long moeBackward(MoeConfig config, PlanSettings settings) {
+        KernelScratch s = new KernelScratch(config, settings);
+        long chunk = settings.chunk();
+        long rows = busiest(settings);
+        long wide = chunk * s.h * F32;
+        // Every K-th row of the gradient; with one chunk it is the gradient itself.
+        long gradient = s.take(chunk < settings.tokens() ? wide : 0);
+        s.norm(chunk);
+        long routes = s.groupRoutes(chunk);
+        s.take(wide); // dh
+        long dalpha = s.take(chunk * s.k * F32);
+
+        long row = rows * s.h * F32;
+        long i = rows * s.inner * F32;
+        s.take(row); // xs
+        s.project(rows, s.h, 2 * s.inner); // gate, up
+        s.adapters(rows);
+        s.take(3 * i); // sigmoid, silu, activation
+        s.take(row + i); // rows of g, weighted activation
+        s.expertProjectBackward(rows, s.inner, s.h, row + i); // leaves dact
+        s.take(i); // act * dact
+        s.drop(2 * i); // and act
+        s.take(2 * i); // dgu
+        s.take(i); // 1 - sigmoid
+        s.drop(i);
+        s.drop(2 * i + 2 * i + i); // gate and up, sigmoid and silu, dact
+        s.expertProjectBackward(rows, s.h, 2 * s.inner, row + 2 * i);
+        s.drop(row);
+
+        long logits = chunk * s.experts * F32;
+        s.take(dalpha); // dcombine
+        s.drop(dalpha);
+        s.take(2 * logits); // logits, their gradient
+        s.drop(2 * logits);
+        s.drop(dalpha + routes);
+        s.drop(wide); // h
+        s.normBackward(chunk, true);
+        s.take(wide); // + gc
+        s.drop(2 * wide + gradient);
+        return s.finish();
+    }
+
+    // vocab.py
+
+    /** Beside the logits of a block. */
+    static long vocab(MoeConfig config, PlanSettings settings) {
+        long block = Math.min(settings.vocabBlockTokens(), settings.tokens());
+        long rows = block * config.hiddenSize() * F32;
+        return settings.evaluation() ? rows : 2 * rows; // x; and the block's gradient of it
+    }
+}

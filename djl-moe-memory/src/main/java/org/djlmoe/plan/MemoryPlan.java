@@ -1,0 +1,507 @@
+package org.djlmoe.plan;
+
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.Comparator;
+import java.util.EnumMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.Set;
+import java.util.function.ToLongFunction;
+import org.djlmoe.model.MoeConfig;
+
+/**
+ * What training or evaluating a {@code MoeDecoder} under a {@code BoundedTrainer} on the CPU will
+ * hold at its peak, computed before anything is allocated.
+ *
+ * <p>The idea: what lives when is fixed by the segments' order, so each array is counted in the
+ * phases in which it is alive. What lives within a kernel is found by going through its text. The
+ * peak is the runtime's base and the largest sum of any phase. Beside each line stands what plain
+ * automatic differentiation of the same operations (fused attention included) would hold.
+ *
+ * <p>Without {@code busiestShare} the plan allows for any routing: one expert may get every token
+ * of a chunk. So where the experts of a chunk decide the peak, a balanced run stays below it.
+ *
+ * <p>When not to use it: for gradients collected without a tape, which are not bounded; for several
+ * ranks; for boundaries that are offloaded.
+ */
+public final class MemoryPlan {
+
+    /**
+     * What a process holds before there is a model: a Java virtual machine with a small heap, DJL,
+     * PyTorch, compiled kernels. Measured on Linux x86_64.
+     */
+    public static final long RUNTIME_BYTES = 200 * Megabytes.MB;
+
+    /** Measured: see the line's formula. */
+    static final long LIBRARY_BYTES = 24 * Megabytes.MB;
+
+    private static final long F32 = 4;
+    private static final long I64 = 8;
+
+    private final MoeConfig config;
+    private final PlanSettings settings;
+    private final List<Component> components;
+    private final Map<Phase, Long> phases;
+    private final Phase peakPhase;
+
+    private MemoryPlan(MoeConfig config, PlanSettings settings) {
+        this.config = config;
+        this.settings = settings;
+        this.components = Collections.unmodifiableList(new Lines(config, settings).list());
+        EnumMap<Phase, Long> sums = new EnumMap<>(Phase.class);
+        for (Phase phase : phasesOf(settings)) {
+            sums.put(phase, components.stream().mapToLong(c -> c.bytes(phase)).sum());
+        }
+        this.phases = Collections.unmodifiableMap(sums);
+        this.peakPhase = Collections.max(sums.entrySet(), Map.Entry.comparingByValue()).getKey();
+    }
+
+    /**
+     * Computes a plan.
+     *
+     * @param config the model
+     * @param settings the run
+     * @return the plan
+     */
+    public static MemoryPlan of(MoeConfig config, PlanSettings settings) {
+        return new MemoryPlan(config, settings);
+    }
+
+    /**
+     * Finds the largest chunks that fit a budget: of the tokens of a MoE chunk and of a vocabulary
+     * block, each the settings' number or the largest power of two below it that fits.
+     *
+     * @param config the model
+     * @param settings the run; its chunk sizes are upper limits
+     * @param budget the budget
+     * @return a plan within the budget, whose settings have the chunk sizes found
+     * @throws BudgetExceededException if none fits; the message names the largest part and a change
+     *     that would fit
+     */
+    public static MemoryPlan fit(MoeConfig config, PlanSettings settings, MemoryBudget budget) {
+        return new BudgetSearch(config, budget).fit(settings);
+    }
+
+    private static List<Phase> phasesOf(PlanSettings settings) {
+        List<Phase> all = new ArrayList<>(List.of(Phase.values()));
+        if (settings.evaluation()) {
+            all.removeIf(phase -> !phase.isForward());
+        }
+        return all;
+    }
+
+    /**
+     * Returns the model.
+     *
+     * @return its configuration
+     */
+    public MoeConfig config() {
+        return config;
+    }
+
+    /**
+     * Returns the run.
+     *
+     * @return its settings
+     */
+    public PlanSettings settings() {
+        return settings;
+    }
+
+    /**
+     * Returns the lines of the plan.
+     *
+     * @return an immutable list, the runtime's base first
+     */
+    public List<Component> components() {
+        return components;
+    }
+
+    /**
+     * Returns the bytes that the process holds in each phase, the base included.
+     *
+     * @return an immutable map; without backward phases for an evaluation
+     */
+    public Map<Phase, Long> phases() {
+        return phases;
+    }
+
+    /**
+     * Returns the phase of the peak.
+     *
+     * @return the phase in which most is held
+     */
+    public Phase peakPhase() {
+        return peakPhase;
+    }
+
+    /**
+     * Returns the peak of the process.
+     *
+     * @return bytes, the base included
+     */
+    public long peakBytes() {
+        return phases.get(peakPhase);
+    }
+
+    /**
+     * Returns the peak above the runtime's base: what a measurement that starts before the model is
+     * made sees.
+     *
+     * @return bytes
+     */
+    public long peakAboveBase() {
+        return peakBytes() - settings.runtimeBytes();
+    }
+
+    /**
+     * Returns the peak that plain automatic differentiation of the same operations would have.
+     *
+     * @return bytes, the base included
+     */
+    public long unboundedBytes() {
+        return components.stream().mapToLong(Component::unbounded).sum();
+    }
+
+    /**
+     * Returns the component that needs most at the peak.
+     *
+     * @return the component
+     */
+    public Component largest() {
+        return Collections.max(
+                components, Comparator.comparingLong((Component c) -> c.bytes(peakPhase)));
+    }
+
+    /**
+     * Returns the plan as maps, lists, strings and numbers, for Gson.
+     *
+     * @return a new map
+     */
+    public Map<String, Object> toMap() {
+        Map<String, Object> map = new LinkedHashMap<>();
+        map.put("peakBytes", peakBytes());
+        map.put("unboundedBytes", unboundedBytes());
+        map.put("runtimeBytes", settings.runtimeBytes());
+        map.put("peakPhase", peakPhase.name());
+        Map<String, Object> run = new LinkedHashMap<>();
+        run.put("batch", settings.batch());
+        run.put("sequence", settings.sequence());
+        run.put("evaluation", settings.evaluation());
+        run.put("trained", settings.trained().name());
+        run.put("loraRank", settings.loraRank());
+        run.put("frozenHalf", settings.frozenHalf());
+        run.put("stateTier", settings.stateTier().name());
+        run.put("moeChunkTokens", settings.moeChunkTokens());
+        run.put("maxChunks", settings.maxChunks());
+        run.put("busiestShare", settings.busiestShare());
+        run.put("vocabBlockTokens", settings.vocabBlockTokens());
+        map.put("settings", run);
+        Map<String, Object> sums = new LinkedHashMap<>();
+        phases.forEach((phase, bytes) -> sums.put(phase.name(), bytes));
+        map.put("phases", sums);
+        List<Map<String, Object>> lines = new ArrayList<>();
+        for (Component component : components) {
+            Map<String, Object> line = new LinkedHashMap<>();
+            line.put("name", component.name());
+            line.put("bytes", component.bytes());
+            line.put("bytesAtPeak", component.bytes(peakPhase));
+            line.put("unbounded", component.unbounded());
+            line.put("formula", component.formula());
+            Map<String, Object> alive = new LinkedHashMap<>();
+            component.byPhase().forEach((phase, bytes) -> alive.put(phase.name(), bytes));
+            line.put("phases", alive);
+            lines.add(line);
+        }
+        map.put("components", lines);
+        return map;
+    }
+
+    /** Draws the plan as a table in MB of 2^20 bytes. */
+    @Override
+    public String toString() {
+        StringBuilder out = new StringBuilder();
+        out.append(
+                String.format(
+                        Locale.ROOT,
+                        "Memory plan, %s: %d x %d tokens, MoE chunks of %d, vocabulary blocks of %d"
+                                + " (MB)%n",
+                        settings.evaluation() ? "evaluation" : "training",
+                        settings.batch(),
+                        settings.sequence(),
+                        settings.chunk(),
+                        Math.min(settings.vocabBlockTokens(), settings.tokens())));
+        String row = "%-28s %9s %9s %10s  %s%n";
+        out.append(String.format(row, "", "most", "at peak", "unbounded", ""));
+        for (Component component : components) {
+            out.append(
+                    String.format(
+                            row,
+                            component.name(),
+                            Megabytes.of(component.bytes()),
+                            Megabytes.of(component.bytes(peakPhase)),
+                            Megabytes.of(component.unbounded()),
+                            component.formula()));
+        }
+        out.append(
+                String.format(
+                        row,
+                        "peak",
+                        "",
+                        Megabytes.of(peakBytes()),
+                        Megabytes.of(unboundedBytes()),
+                        "in phase: " + peakPhase));
+        for (Map.Entry<Phase, Long> phase : phases.entrySet()) {
+            out.append(
+                    String.format(
+                            row,
+                            "  " + phase.getKey(),
+                            "",
+                            Megabytes.of(phase.getValue()),
+                            "",
+                            ""));
+        }
+        return out.toString().replaceAll("[ ]+(\r?\n)", "$1");
+    }
+
+    /** Writes the lines of a plan. */
+    private static final class Lines {
+
+        private static final Set<Phase> BACKWARD =
+                Set.of(Phase.BACKWARD_NORM, Phase.BACKWARD_MOE, Phase.BACKWARD_ATTENTION);
+
+        private final MoeConfig config;
+        private final PlanSettings settings;
+        private final ParameterCounts counts;
+        private final List<Component> lines = new ArrayList<>();
+        private final boolean training;
+        private final boolean all;
+        private final long tokens;
+        private final long rows;
+        private final long layers;
+
+        Lines(MoeConfig config, PlanSettings settings) {
+            this.config = config;
+            this.settings = settings;
+            counts = ParameterCounts.of(config, settings);
+            training = !settings.evaluation();
+            all = settings.trained() == PlanSettings.Trained.ALL;
+            tokens = settings.tokens();
+            rows = tokens * config.hiddenSize() * F32;
+            layers = config.numLayers();
+        }
+
+        List<Component> list() {
+            always("runtime", "virtual machine, engine, compiled kernels", settings.runtimeBytes());
+            always(
+                    "native libraries",
+                    "packed matrices and threads' buffers, a measured allowance",
+                    LIBRARY_BYTES);
+            weights();
+            activations();
+            scratch();
+            loss();
+            if (training) {
+                add(
+                        "optimizer scratch",
+                        "squares of a gradient, 2^17 numbers of 8 bytes at a time",
+                        Megabytes.MB,
+                        phase -> phase == Phase.STEP ? Megabytes.MB : 0);
+            }
+            return lines;
+        }
+
+        private void add(
+                String name, String formula, long unbounded, ToLongFunction<Phase> bytesIn) {
+            Map<Phase, Long> byPhase = new EnumMap<>(Phase.class);
+            for (Phase phase : phasesOf(settings)) {
+                byPhase.put(phase, bytesIn.applyAsLong(phase));
+            }
+            Component line = new Component(name, formula, unbounded, byPhase);
+            if (line.bytes() > 0) {
+                lines.add(line);
+            }
+        }
+
+        private void always(String name, String formula, long bytes) {
+            add(name, formula, bytes, phase -> bytes);
+        }
+
+        private void weights() {
+            long projections = counts.projections();
+            long small = counts.routers() + counts.adapters();
+            long trained = all ? projections + small + counts.other() : small;
+            always(
+                    all ? "weights" : "weights that train",
+                    all ? "all parameters x 4" : "routers and adapters x 4",
+                    trained * F32);
+            if (!all) {
+                boolean half = settings.frozenHalf();
+                always(
+                        "frozen weights",
+                        half ? "projections and experts x 2, the rest x 4" : "the rest x 4",
+                        projections * (half ? 2 : F32) + counts.other() * F32);
+            }
+            if (training) {
+                always("gradients", "of what trains x 4", trained * F32);
+                if (settings.stateTier() == PlanSettings.StateTier.HOST) {
+                    always("optimizer state", "two numbers of what trains x 4", 2 * trained * F32);
+                } else if (settings.stateTier() == PlanSettings.StateTier.NONE) {
+                    add(
+                            "first gradient",
+                            "zeros as large as the largest parameter that trains, in the first"
+                                    + " backward",
+                            counts.largest() * F32,
+                            phase -> BACKWARD.contains(phase) ? counts.largest() * F32 : 0);
+                }
+            }
+        }
+
+        private void activations() {
+            if (!training) {
+                add(
+                        "segment input and output",
+                        "2 x [N, H]",
+                        2 * rows,
+                        phase -> phase == Phase.LOSS ? rows : 2 * rows);
+                long routes = tokens * config.topK() * (I64 + F32);
+                add(
+                        "routing",
+                        "ids x 8 and combine weights x 4 of a layer",
+                        routes,
+                        phase -> phase == Phase.FORWARD_MOE ? routes : 0);
+                return;
+            }
+            add(
+                    "boundaries",
+                    "(2 x layers + 1) x [N, H], what segments keep until backward",
+                    (2 * layers + 1) * rows,
+                    phase -> boundaries(phase) * rows);
+            long routes = layers * tokens * config.topK() * (I64 + F32);
+            add(
+                    "routing",
+                    "layers x N x k ids x 8 and combine weights x 4",
+                    routes,
+                    phase -> phase == Phase.STEP ? 0 : routes);
+            add(
+                    "final hidden states",
+                    "[N, H], the prediction, until the batch is closed",
+                    rows,
+                    phase ->
+                            phase == Phase.FORWARD_ATTENTION || phase == Phase.FORWARD_MOE
+                                    ? 0
+                                    : rows);
+            add(
+                    "segment outputs, gradients",
+                    "forward the output, backward the gradients of output and input, [N, H] each",
+                    2 * rows,
+                    phase -> {
+                        switch (phase) {
+                            case FORWARD_ATTENTION:
+                            case FORWARD_MOE:
+                            case BACKWARD_LOSS:
+                                return rows;
+                            case BACKWARD_NORM:
+                            case BACKWARD_MOE:
+                            case BACKWARD_ATTENTION:
+                                return 2 * rows;
+                            default:
+                                return 0;
+                        }
+                    });
+        }
+
+        private long boundaries(Phase phase) {
+            switch (phase) {
+                case FORWARD_ATTENTION:
+                case BACKWARD_ATTENTION:
+                    return 2 * layers - 1;
+                case FORWARD_MOE:
+                case BACKWARD_MOE:
+                    return 2 * layers;
+                case STEP:
+                    return 0;
+                default:
+                    return 2 * layers + 1;
+            }
+        }
+
+        private void scratch() {
+            long h = config.hiddenSize();
+            long i = config.intermediateSize();
+            long r = settings.loraRank();
+            long k = config.topK();
+            long queries = (long) config.numHeads() * config.headDim();
+            long attentionForward = KernelScratch.attentionForward(config, settings);
+            long attentionBackward =
+                    training ? KernelScratch.attentionBackward(config, settings) : 0;
+            add(
+                    "attention",
+                    "norm, heads, attended values, gradients of max(4096, S) tokens",
+                    training
+                            ? layers * tokens * F32 * (2 * h + 4 * queries + config.numHeads())
+                            : attentionForward,
+                    phase ->
+                            phase == Phase.FORWARD_ATTENTION
+                                    ? attentionForward
+                                    : phase == Phase.BACKWARD_ATTENTION ? attentionBackward : 0);
+            long moeForward = KernelScratch.moeForward(config, settings);
+            long moeBackward = training ? KernelScratch.moeBackward(config, settings) : 0;
+            add(
+                    "experts",
+                    String.format(
+                            Locale.ROOT,
+                            "norm and routes of a chunk; inputs, gate, up, gradients of its busiest"
+                                    + " expert, %.0f%% of the tokens",
+                            100 * settings.busiestShare()),
+                    training
+                            ? layers
+                                    * tokens
+                                    * F32
+                                    * (2 * h + config.numExperts() + k * (2 * h + 4 * i + 2 * r))
+                            : moeForward,
+                    phase ->
+                            phase == Phase.FORWARD_MOE
+                                    ? moeForward
+                                    : phase == Phase.BACKWARD_MOE ? moeBackward : 0);
+            long normForward = KernelScratch.normForward(config, settings);
+            long normBackward = training ? KernelScratch.normBackward(config, settings) : 0;
+            add(
+                    "final norm",
+                    "[N, H] before and after the weight, their gradients",
+                    training ? rows : normForward,
+                    phase ->
+                            phase == Phase.FORWARD_NORM
+                                    ? normForward
+                                    : phase == Phase.BACKWARD_NORM ? normBackward : 0);
+        }
+
+        private void loss() {
+            long vocab = config.vocabSize();
+            long block = Math.min(settings.vocabBlockTokens(), tokens);
+            long logits = block * vocab * F32 + KernelScratch.vocab(config, settings);
+            add(
+                    "logits",
+                    "block x (V + 2 H) x 4; unbounded: logits, their log-softmax and gradient, N x V"
+                            + " each",
+                    (training ? 3 : 2) * tokens * vocab * F32,
+                    phase -> phase == Phase.LOSS ? logits : 0);
+            long gradients = rows + (all ? vocab * config.hiddenSize() * F32 : 0);
+            if (training) {
+                add(
+                        "loss gradients",
+                        all ? "[N, H] and [V, H]" : "[N, H]",
+                        gradients,
+                        phase ->
+                                phase == Phase.LOSS || phase == Phase.BACKWARD_LOSS
+                                        ? gradients
+                                        : 0);
+            }
+            long perToken = tokens * (4 * I64 + 3 * F32);
+            always("tokens", "ids, labels, positions, losses, 44 bytes a token", perToken);
+        }
+    }
+}

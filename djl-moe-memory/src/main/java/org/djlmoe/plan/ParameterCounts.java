@@ -1,0 +1,39 @@
+package org.djlmoe.plan;
+
+import org.djlmoe.model.MoeConfig;
+
+/**
+ * How many numbers a decoder's parameters have.
+ *
+ * @param projections attention's four matrices and the experts: what may be BF16 when frozen
+ * @param routers the routers
+ * @param adapters the experts' adapters
+ * @param other embedding, norms and vocabulary projection
+ * @param largest the largest parameter that trains
+ */
+record ParameterCounts(long projections, long routers, long adapters, long other, long largest) {
+
+    static ParameterCounts of(MoeConfig config, PlanSettings settings) {
+        long h = config.hiddenSize();
+        long i = config.intermediateSize();
+        long e = config.numExperts();
+        long r = settings.loraRank();
+        long layers = config.numLayers();
+        long queries = (long) config.numHeads() * config.headDim();
+        long keys = (long) config.numKeyValueHeads() * config.headDim();
+        long table = config.vocabSize() * h;
+        long attention = 2 * h * (queries + keys);
+        long gateUp = e * 2 * i * h;
+        long lora = e * r * (h + 2 * i + i + h);
+        long largest =
+                settings.trained() == PlanSettings.Trained.ALL
+                        ? Math.max(Math.max(gateUp, table), h * queries)
+                        : Math.max(e * h, e * r * Math.max(h, 2 * i));
+        return new ParameterCounts(
+                layers * (attention + gateUp + e * h * i),
+                layers * e * h,
+                layers * lora,
+                (config.tieWordEmbeddings() ? 1 : 2) * table + (2 * layers + 1) * h,
+                largest);
+    }
+}

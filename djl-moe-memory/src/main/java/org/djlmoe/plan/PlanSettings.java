@@ -1,0 +1,312 @@
+package org.djlmoe.plan;
+
+import java.util.Objects;
+
+/**
+ * What a plan must know of a run besides the model's configuration.
+ *
+ * @param batch B, sequences a batch
+ * @param sequence S, tokens a sequence
+ * @param evaluation true for forward and loss without gradients
+ * @param trained which parameters train
+ * @param loraRank r, rank of the experts' adapters; 0 for none
+ * @param frozenHalf whether frozen projections and experts are BF16; all else is F32
+ * @param stateTier where the optimizer's state lies
+ * @param moeChunkTokens tokens a chunk in the MoE layers
+ * @param maxChunks how many chunks a MoE layer has at most; where it binds, chunks grow
+ * @param busiestShare the part of a chunk's tokens that its busiest expert gets, in (0, 1]; 1
+ *     allows for any routing
+ * @param vocabBlockTokens tokens whose logits exist at a time
+ * @param runtimeBytes what the process holds before the model: Java virtual machine, heap, native
+ *     libraries
+ */
+public record PlanSettings(
+        int batch,
+        int sequence,
+        boolean evaluation,
+        Trained trained,
+        int loraRank,
+        boolean frozenHalf,
+        StateTier stateTier,
+        int moeChunkTokens,
+        int maxChunks,
+        double busiestShare,
+        int vocabBlockTokens,
+        long runtimeBytes) {
+
+    /** Which parameters train. */
+    public enum Trained {
+        /** All of them. */
+        ALL,
+        /** Routers and the experts' adapters; the rest is frozen. */
+        ROUTERS_AND_ADAPTERS
+    }
+
+    /** Where an optimizer's state lies: two F32 numbers a trained parameter. */
+    public enum StateTier {
+        /** There is none: plain gradient descent. */
+        NONE,
+        /** In the process's memory. */
+        HOST,
+        /** In mapped files, whose pages the system may drop and read again. */
+        FILE
+    }
+
+    /** Checks the numbers. */
+    public PlanSettings {
+        positive("batch", batch);
+        positive("sequence", sequence);
+        positive("moeChunkTokens", moeChunkTokens);
+        positive("maxChunks", maxChunks);
+        positive("vocabBlockTokens", vocabBlockTokens);
+        Objects.requireNonNull(trained, "trained");
+        Objects.requireNonNull(stateTier, "stateTier");
+        if (loraRank < 0) {
+            throw new IllegalArgumentException("loraRank must not be negative: " + loraRank);
+        }
+        if (trained == Trained.ROUTERS_AND_ADAPTERS && loraRank == 0) {
+            throw new IllegalArgumentException(
+                    "Training adapters needs their rank: optAdapters(rank)");
+        }
+        if (frozenHalf && trained == Trained.ALL) {
+            throw new IllegalArgumentException(
+                    "frozenHalf is for frozen weights, but all parameters train: optAdapters(rank)");
+        }
+        if (!(busiestShare > 0 && busiestShare <= 1)) {
+            throw new IllegalArgumentException(
+                    "busiestShare must be above 0 and at most 1, not " + busiestShare);
+        }
+        if (runtimeBytes < 0) {
+            throw new IllegalArgumentException("runtimeBytes must not be negative");
+        }
+    }
+
+    private static void positive(String name, int value) {
+        if (value < 1) {
+            throw new IllegalArgumentException(name + " must be positive, not " + value);
+        }
+    }
+
+    /**
+     * Returns N.
+     *
+     * @return tokens a batch
+     */
+    public long tokens() {
+        return (long) batch * sequence;
+    }
+
+    /**
+     * Returns the tokens of a MoE chunk, as {@code MoeBlock} cuts them.
+     *
+     * @return ceil(N / K)
+     */
+    public long chunk() {
+        long chunks = Math.max(1, Math.min(ceil(tokens(), moeChunkTokens), maxChunks));
+        return ceil(tokens(), chunks);
+    }
+
+    static long ceil(long a, long b) {
+        return (a + b - 1) / b;
+    }
+
+    /**
+     * Returns a builder that starts from these settings.
+     *
+     * @return the builder
+     */
+    public Builder toBuilder() {
+        return new Builder(this);
+    }
+
+    /**
+     * Returns a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /** Builds {@link PlanSettings}. */
+    public static final class Builder {
+
+        private int batch;
+        private int sequence;
+        private boolean evaluation;
+        private Trained trained = Trained.ALL;
+        private int loraRank;
+        private boolean frozenHalf;
+        private StateTier stateTier = StateTier.HOST;
+        private int moeChunkTokens = 4096;
+        private int maxChunks = 10;
+        private double busiestShare = 1;
+        private int vocabBlockTokens = 512;
+        private long runtimeBytes = MemoryPlan.RUNTIME_BYTES;
+
+        private Builder() {}
+
+        private Builder(PlanSettings from) {
+            batch = from.batch;
+            sequence = from.sequence;
+            evaluation = from.evaluation;
+            trained = from.trained;
+            loraRank = from.loraRank;
+            frozenHalf = from.frozenHalf;
+            stateTier = from.stateTier;
+            moeChunkTokens = from.moeChunkTokens;
+            maxChunks = from.maxChunks;
+            busiestShare = from.busiestShare;
+            vocabBlockTokens = from.vocabBlockTokens;
+            runtimeBytes = from.runtimeBytes;
+        }
+
+        /**
+         * Sets B.
+         *
+         * @param rows sequences a batch
+         * @return this builder
+         */
+        public Builder setBatch(int rows) {
+            batch = rows;
+            return this;
+        }
+
+        /**
+         * Sets S.
+         *
+         * @param tokens tokens a sequence
+         * @return this builder
+         */
+        public Builder setSequence(int tokens) {
+            sequence = tokens;
+            return this;
+        }
+
+        /**
+         * Plans forward and loss without gradients. Default: training.
+         *
+         * @param value true for evaluation
+         * @return this builder
+         */
+        public Builder optEvaluation(boolean value) {
+            evaluation = value;
+            return this;
+        }
+
+        /**
+         * Trains routers and adapters of the experts; everything else is frozen. Default: all
+         * parameters train and there are no adapters.
+         *
+         * @param rank the adapters' rank
+         * @return this builder
+         */
+        public Builder optAdapters(int rank) {
+            trained = Trained.ROUTERS_AND_ADAPTERS;
+            loraRank = rank;
+            return this;
+        }
+
+        /**
+         * Sets whether the frozen projections of attention and the frozen experts are BF16. The
+         * embedding, the norms and the vocabulary projection stay F32: their kernels have no use
+         * for less. Default: false.
+         *
+         * @param value true for BF16
+         * @return this builder
+         */
+        public Builder optFrozenHalf(boolean value) {
+            frozenHalf = value;
+            return this;
+        }
+
+        /**
+         * Sets where the optimizer's state lies. Default: the host's memory.
+         *
+         * @param tier the place
+         * @return this builder
+         */
+        public Builder optStateTier(StateTier tier) {
+            stateTier = tier;
+            return this;
+        }
+
+        /**
+         * Sets the tokens of a MoE chunk. Default: 4096.
+         *
+         * @param tokens at most so many, unless there would be more than {@code maxChunks}
+         * @return this builder
+         */
+        public Builder optMoeChunkTokens(int tokens) {
+            moeChunkTokens = tokens;
+            return this;
+        }
+
+        /**
+         * Sets how many chunks a MoE layer has at most. Default: 10.
+         *
+         * @param chunks the number
+         * @return this builder
+         */
+        public Builder optMaxChunks(int chunks) {
+            maxChunks = chunks;
+            return this;
+        }
+
+        /**
+         * Sets what part of a chunk's tokens its busiest expert gets. Default: 1, the worst case.
+         *
+         * @param share above 0, at most 1
+         * @return this builder
+         */
+        public Builder optBusiestShare(double share) {
+            busiestShare = share;
+            return this;
+        }
+
+        /**
+         * Sets how many tokens have logits at a time. Default: 512.
+         *
+         * @param tokens the number
+         * @return this builder
+         */
+        public Builder optVocabBlockTokens(int tokens) {
+            vocabBlockTokens = tokens;
+            return this;
+        }
+
+        /**
+         * Sets what the process holds before there is a model. Default: {@link
+         * MemoryPlan#RUNTIME_BYTES}.
+         *
+         * @param bytes the size
+         * @return this builder
+         */
+        public Builder optRuntimeBytes(long bytes) {
+            runtimeBytes = bytes;
+            return this;
+        }
+
+        /**
+         * Builds the settings.
+         *
+         * @return the settings
+         * @throws IllegalArgumentException if batch or sequence is missing, or a number senseless
+         */
+        public PlanSettings build() {
+            return new PlanSettings(
+                    batch,
+                    sequence,
+                    evaluation,
+                    trained,
+                    loraRank,
+                    frozenHalf,
+                    stateTier,
+                    moeChunkTokens,
+                    maxChunks,
+                    busiestShare,
+                    vocabBlockTokens,
+                    runtimeBytes);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+package org.djlmoe.plan;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.tracker.Tracker;
+import java.util.Arrays;
+import java.util.Random;
+import org.djlmoe.autograd.BoundedTrainer;
+import org.djlmoe.autograd.GradMode;
+import org.djlmoe.expert.LoraExperts;
+import org.djlmoe.model.MoeConfig;
+import org.djlmoe.model.MoeDecoder;
+import org.djlmoe.moe.MoeBlock;
+import org.djlmoe.optimizer.OffloadStreamAdamW;
+import org.djlmoe.routing.SelectionPrior;
+import org.djlmoe.vocab.RingDtpLoss;
+
+/** Trains a decoder on noise for a few steps, as a plan describes it, and measures the peak. */
+final class TrainedDecoder {
+
+    private TrainedDecoder() {}
+
+    /** Loads the engine, compiles the kernels and warms the libraries up, on a tiny model. */
+    static void warmUp() {
+        MoeConfig tiny =
+                MoeConfig.builder()
+                        .setVocabSize(64)
+                        .setHiddenSize(32)
+                        .setIntermediateSize(32)
+                        .setNumLayers(1)
+                        .setNumHeads(2)
+                        .setNumExperts(4)
+                        .setTopK(2)
+                        .build();
+        train(tiny, PlanSettings.builder().setBatch(2).setSequence(16).build(), 2, false);
+    }
+
+    static PeakMeter.Reading measure(
+            MoeConfig config, PlanSettings settings, int steps, boolean skew) {
+        System.gc();
+        try (PeakMeter meter = PeakMeter.start()) {
+            train(config, settings, steps, skew);
+            return meter.stop();
+        }
+    }
+
+    /**
+     * Returns the last loss.
+     *
+     * @param skew whether all tokens go to the same experts
+     */
+    static float train(MoeConfig config, PlanSettings settings, int steps, boolean skew) {
+        Random random = new Random(1);
+        RingDtpLoss loss =
+                RingDtpLoss.builder().optBlockTokens(settings.vocabBlockTokens()).build();
+        float last = Float.NaN;
+        try (Model model = Model.newInstance("decoder", Device.cpu(), "PyTorch");
+                OffloadStreamAdamW optimizer =
+                        OffloadStreamAdamW.builder()
+                                .setLearningRateTracker(Tracker.fixed(1e-3f))
+                                .optClipNorm(1)
+                                .build()) {
+            MoeDecoder decoder = new MoeDecoder(config, settings.moeChunkTokens());
+            if (settings.trained() == PlanSettings.Trained.ROUTERS_AND_ADAPTERS) {
+                for (MoeBlock block : decoder.moeBlocks()) {
+                    block.experts().attachAdapters(settings.loraRank(), 2.0 * settings.loraRank());
+                }
+            }
+            if (skew) {
+                boolean[] kept = new boolean[config.numExperts()];
+                Arrays.fill(kept, 0, config.topK(), true);
+                decoder.moeBlocks()
+                        .forEach(block -> block.router().setPrior(kept, SelectionPrior.hardMask()));
+            }
+            model.setBlock(decoder);
+            DefaultTrainingConfig training =
+                    new DefaultTrainingConfig(loss)
+                            .optOptimizer(optimizer)
+                            .optDevices(new Device[] {Device.cpu()});
+            Shape shape = new Shape(settings.batch(), settings.sequence());
+            try (BoundedTrainer trainer = new BoundedTrainer(model, training)) {
+                trainer.initialize(shape);
+                if (settings.trained() == PlanSettings.Trained.ROUTERS_AND_ADAPTERS) {
+                    freeze(decoder);
+                }
+                for (int step = 0; step < steps; step++) {
+                    try (NDManager batch = trainer.getManager().newSubManager()) {
+                        NDArray ids = tokens(batch, shape, config.vocabSize(), random);
+                        NDArray labels = tokens(batch, shape, config.vocabSize(), random);
+                        if (settings.evaluation()) {
+                            NDList out = trainer.evaluate(new NDList(ids));
+                            try (GradMode off = GradMode.off()) {
+                                last = loss.evaluate(new NDList(labels), out).getFloat();
+                            }
+                            continue;
+                        }
+                        try (GradientCollector collector = trainer.newGradientCollector()) {
+                            NDList out = trainer.forward(new NDList(ids));
+                            NDArray value = loss.evaluate(new NDList(labels), out);
+                            last = value.getFloat();
+                            collector.backward(value);
+                        }
+                        trainer.step();
+                    }
+                }
+            }
+        }
+        return last;
+    }
+
+    private static void freeze(MoeDecoder decoder) {
+        decoder.getParameters().forEach(pair -> pair.getValue().freeze(true));
+        for (MoeBlock block : decoder.moeBlocks()) {
+            block.router().weight().freeze(false);
+            LoraExperts adapters = block.experts().adapters();
+            for (Parameter parameter : adapters.weights()) {
+                parameter.freeze(false);
+            }
+        }
+    }
+
+    private static NDArray tokens(NDManager manager, Shape shape, int vocab, Random random) {
+        long[] ids = new long[(int) shape.size()];
+        for (int i = 0; i < ids.length; i++) {
+            ids[i] = random.nextInt(vocab);
+        }
+        return manager.create(ids, shape).toType(DataType.INT64, false);
+    }
+}
