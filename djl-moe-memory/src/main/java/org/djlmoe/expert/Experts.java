@@ -2,6 +2,8 @@ package org.djlmoe.expert;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Parameter;
@@ -69,7 +71,8 @@ public final class Experts extends AbstractBlock {
     }
 
     /**
-     * Gives every expert a low-rank adapter. It must be initialized before it is used.
+     * Gives every expert a low-rank adapter. It must be initialized before it is used, with the
+     * manager of the model: what a trainer's manager owns is lost when the trainer closes.
      *
      * @param rank r
      * @param alpha scaling numerator
@@ -108,11 +111,13 @@ public final class Experts extends AbstractBlock {
         ExpertKernels.merge(weight.getArray(), a.getArray(), b.getArray(), adapters.scale());
     }
 
-    /** Drops the adapters without merging them. */
+    /**
+     * Drops the adapters without merging them. Their arrays stay with the manager that they were
+     * initialized with: a trainer that has used them reads them once more when it closes.
+     */
     public void detachAdapters() {
         if (adapters != null) {
             children.clear();
-            adapters.clear();
             adapters = null;
         }
     }
@@ -183,6 +188,13 @@ public final class Experts extends AbstractBlock {
                         (int) inputs.get(1).getShape().get(1), 0, adapterScale(), false, false);
         return new NDList(
                 ExpertKernels.expertsPlain(rows, inputs.get(1), inputs.get(2), arrays, settings));
+    }
+
+    @Override
+    protected void initializeChildBlocks(NDManager manager, DataType dataType, Shape... shapes) {
+        if (adapters != null) {
+            adapters.initialize(manager, dataType, new Shape(-1, hidden));
+        }
     }
 
     @Override

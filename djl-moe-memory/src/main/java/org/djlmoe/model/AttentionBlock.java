@@ -173,7 +173,7 @@ public final class AttentionBlock extends AbstractBlock {
         /** Ranges of whole sequences. */
         private List<NDIndex> chunks(NDArray x) {
             long rows = x.getShape().get(0);
-            long step = (long) Math.max(1, CHUNK_TOKENS / sequence) * sequence;
+            long step = (long) Math.max(1, CHUNK_TOKENS / Math.max(1, sequence)) * sequence;
             List<NDIndex> ranges = new ArrayList<>();
             for (long start = 0; start < rows; start += step) {
                 ranges.add(new NDIndex().addSliceDim(start, Math.min(rows, start + step)));

@@ -12,7 +12,6 @@ import ai.djl.training.initializer.Initializer;
 import ai.djl.util.PairList;
 import org.djlmoe.autograd.Tape;
 import org.djlmoe.expert.Experts;
-import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.routing.Router;
 
@@ -179,7 +178,7 @@ public final class MoeBlock extends AbstractBlock {
 
     /** The layer from its parts, differentiable and unbounded. */
     NDArray plain(ParameterStore parameterStore, NDArray x, boolean training) {
-        if (balanceCoefficient > 0) {
+        if (training && balanceCoefficient > 0) {
             throw new IllegalStateException(
                     "The balance loss of a MoeBlock needs a BoundedTrainer; set its coefficient to 0"
                             + " to train without one");
@@ -203,10 +202,6 @@ public final class MoeBlock extends AbstractBlock {
     protected void initializeChildBlocks(NDManager manager, DataType dataType, Shape... shapes) {
         router.initialize(manager, dataType, new Shape(-1, hidden));
         experts.initialize(manager, dataType, new Shape(-1, hidden));
-        LoraExperts adapters = experts.adapters();
-        if (adapters != null) {
-            adapters.initialize(manager, dataType, new Shape(-1, hidden));
-        }
     }
 
     @Override

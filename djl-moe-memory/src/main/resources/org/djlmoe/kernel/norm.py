@@ -12,7 +12,7 @@ def rms_norm_backward(self, x: Tensor, gamma: Tensor, eps: float, dh: Tensor, dg
     rstd = torch.rsqrt((x * x).mean(-1, True) + eps)
     xhat = x * rstd
     if dgamma.numel() > 0:
-        dgamma.add_((dh * xhat).sum(0))
+        dgamma.add_((dh * xhat).reshape([-1, gamma.size(0)]).sum(0))
     g = dh * gamma
     return (g - xhat * (g * xhat).mean(-1, True)).mul_(rstd)
 

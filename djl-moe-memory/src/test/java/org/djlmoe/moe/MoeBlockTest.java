@@ -119,6 +119,11 @@ class MoeBlockTest {
     }
 
     private static NaiveMoe.Result reference(MoeBlock block, double[] x, double[] dy) {
+        return reference(block, 0, x, dy);
+    }
+
+    private static NaiveMoe.Result reference(
+            MoeBlock block, double balance, double[] x, double[] dy) {
         Map<Weights, double[]> weights = new EnumMap<>(Weights.class);
         parameters(block)
                 .forEach(
@@ -140,7 +145,7 @@ class MoeBlockTest {
                         adapters == null ? 0 : adapters.scale(),
                         true,
                         true);
-        return NaiveMoe.run(settings, weights, NaiveMoe.topK(2), x, dy);
+        return NaiveMoe.run(settings, weights, NaiveMoe.topK(2), balance, x, dy);
     }
 
     /** One forward and backward of sum(dy * y); returns y. */
@@ -184,6 +189,69 @@ class MoeBlockTest {
                                             gradient(p),
                                             BOUND,
                                             w.toString()));
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 3, 4096})
+    void backward_balanceLoss_itsGradientIsAddedUnderAnyChunking(int chunkTokens) {
+        MoeBlock block = builder().optChunkTokens(chunkTokens).build();
+        block.setBalanceCoefficient(0.7);
+        try (Trainer trainer = trainer(block, true)) {
+            NDManager manager = trainer.getManager();
+            double[] input = random(new Random(3), 60, 1);
+            double[] upstream = random(new Random(4), 60, 1);
+            NDArray x = array(manager, input, 2, 5, HIDDEN);
+            x.setRequiresGradient(true);
+            differentiate(trainer, x, array(manager, upstream, 2, 5, HIDDEN));
+            NaiveMoe.Result expected = reference(block, 0.7, input, upstream);
+            assertClose(expected.dx(), x.getGradient(), BOUND, "dx");
+            parameters(block)
+                    .forEach(
+                            (w, p) ->
+                                    assertClose(
+                                            expected.gradients().get(w),
+                                            gradient(p),
+                                            BOUND,
+                                            "" + w));
+        }
+    }
+
+    @Test
+    void forward_balanceLossWithoutATape_refusedInTrainingAndIgnoredInInference() {
+        MoeBlock block = builder().build();
+        block.setBalanceCoefficient(0.1);
+        try (Trainer trainer = trainer(block, false)) {
+            NDArray x = trainer.getManager().ones(BATCH);
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                IllegalStateException e =
+                        assertThrows(
+                                IllegalStateException.class, () -> trainer.forward(new NDList(x)));
+                assertTrue(e.getMessage().contains("BoundedTrainer"), e.getMessage());
+            }
+            assertEquals(BATCH, trainer.evaluate(new NDList(x)).singletonOrThrow().getShape());
+        }
+        assertThrows(IllegalArgumentException.class, () -> block.setBalanceCoefficient(-1));
+        assertThrows(IllegalArgumentException.class, () -> block.setBalanceCoefficient(Double.NaN));
+    }
+
+    @Test
+    void mergeAdapters_noiseInThem_sameOutputWithoutThem() {
+        MoeBlock block = builder().build();
+        try (Trainer trainer = trainer(block, true)) {
+            NDManager manager = trainer.getManager();
+            NDArray x = array(manager, random(new Random(3), 60, 1), 2, 5, HIDDEN);
+            float[] base = trainer.evaluate(new NDList(x)).singletonOrThrow().toFloatArray();
+            LoraExperts adapters = block.experts().attachAdapters(3, 6);
+            adapters.initialize(manager, DataType.FLOAT32, new Shape(-1, HIDDEN));
+            adapters.weights().forEach(p -> fillWithNoise(p, p.getName().hashCode()));
+            float[] adapted = trainer.evaluate(new NDList(x)).singletonOrThrow().toFloatArray();
+            block.experts().mergeAdapters();
+            assertNull(block.experts().adapters());
+            float[] merged = trainer.evaluate(new NDList(x)).singletonOrThrow().toFloatArray();
+            assertClose(adapted, merged, BOUND, "merged");
+            assertFalse(java.util.Arrays.equals(base, merged));
+            assertThrows(IllegalStateException.class, () -> block.experts().mergeAdapters());
         }
     }
 

@@ -104,7 +104,21 @@ public final class NaiveMoe {
             Function<double[], int[]> select,
             double[] x,
             double[] dy) {
-        return new NaiveMoe(settings, weights).run(select, x, dy);
+        return run(settings, weights, select, 0, x, dy);
+    }
+
+    /**
+     * As above, with the balance loss {@code coefficient * E * sum over e of f_e P_e} added to
+     * sum(dy * y): f_e is the number of routes to e a token, P_e its mean probability.
+     */
+    public static Result run(
+            Settings settings,
+            Map<Weights, double[]> weights,
+            Function<double[], int[]> select,
+            double balanceCoefficient,
+            double[] x,
+            double[] dy) {
+        return new NaiveMoe(settings, weights).run(select, balanceCoefficient, x, dy);
     }
 
     /** The k largest logits, of equal ones the lower index. */
@@ -118,18 +132,20 @@ public final class NaiveMoe {
                         .toArray();
     }
 
-    private Result run(Function<double[], int[]> select, double[] xs, double[] dy) {
+    private Result run(Function<double[], int[]> select, double balance, double[] xs, double[] dy) {
         int tokens = xs.length / settings.hidden;
         Value[] x = graph.leaves(xs);
         Value[] y = new Value[x.length];
         int[][] ids = new int[tokens][];
         double[][] combine = new double[tokens][];
+        Value[][] probabilities = new Value[tokens][];
         for (int t = 0; t < tokens; t++) {
             Value[] row = Graph.row(x, t, settings.hidden);
             Value[] h = graph.rmsNorm(row, weights.get(Weights.NORM), settings.eps);
             Value[] logits = graph.multiply(weights.get(Weights.ROUTER), h);
             ids[t] = select.apply(Graph.numbers(logits));
             Value[] p = graph.softmax(logits);
+            probabilities[t] = p;
             Value[] c = Arrays.stream(ids[t]).mapToObj(e -> p[e]).toArray(Value[]::new);
             c = settings.renormalize ? graph.normalize(c) : c;
             combine[t] = Graph.numbers(c);
@@ -139,10 +155,34 @@ public final class NaiveMoe {
             }
             System.arraycopy(out, 0, y, t * settings.hidden, settings.hidden);
         }
-        graph.backward(y, dy);
+        Value[] outputs = Arrays.copyOf(y, y.length + 1);
+        double[] seeds = Arrays.copyOf(dy, y.length + 1);
+        outputs[y.length] = balanceLoss(ids, probabilities);
+        seeds[y.length] = balance;
+        graph.backward(outputs, seeds);
         Map<Weights, double[]> gradients = new EnumMap<>(Weights.class);
         weights.forEach((name, w) -> gradients.put(name, Graph.gradients(w)));
         return new Result(Graph.numbers(y), ids, combine, Graph.gradients(x), gradients);
+    }
+
+    private Value balanceLoss(int[][] ids, Value[][] p) {
+        int tokens = ids.length;
+        double[] factors = new double[tokens * settings.experts];
+        Value[] all = new Value[tokens * settings.experts];
+        for (int t = 0; t < tokens; t++) {
+            for (int e = 0; e < settings.experts; e++) {
+                int expert = e;
+                double routes =
+                        Arrays.stream(ids)
+                                .flatMapToInt(Arrays::stream)
+                                .filter(i -> i == expert)
+                                .count();
+                int at = t * settings.experts + e;
+                factors[at] = settings.experts * (routes / tokens) / tokens;
+                all[at] = p[t][e];
+            }
+        }
+        return graph.sum(factors, all);
     }
 
     private Value[] expert(int e, Value[] h) {
