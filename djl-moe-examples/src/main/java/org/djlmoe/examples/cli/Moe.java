@@ -31,7 +31,11 @@ public final class Moe implements Runnable {
 
     /** Every subcommand, in the order of the help text. */
     private static List<Object> commands() {
-        return List.of(new TrainCommand(), new CorpusCommand());
+        return List.of(
+                new TrainCommand(),
+                new EvaluateCommand(),
+                new ReplayCommand(),
+                new CorpusCommand());
     }
 
     /**
