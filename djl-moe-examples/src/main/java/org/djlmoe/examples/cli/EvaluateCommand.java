@@ -106,6 +106,13 @@ final class EvaluateCommand implements Callable<Integer> {
         return Math.max(topK, experts / 2);
     }
 
+    /** What to say about a cache that has room for one token's experts only. */
+    static String noChoice(int topK) {
+        return "a cache of "
+                + topK
+                + " holds the experts of the last token and no others, whatever the policy";
+    }
+
     private static double[][] shares(ExpertTrace trace) {
         double selections = (double) trace.tokens() * trace.topK();
         return Arrays.stream(trace.usage())
@@ -150,6 +157,9 @@ final class EvaluateCommand implements Callable<Integer> {
                 report.cache(),
                 trace.numExperts(),
                 loads);
+        if (report.cache() == trace.topK()) {
+            out.println(noChoice(trace.topK()));
+        }
         if (report.trace() != null) {
             out.printf(Locale.ROOT, "trace written to %s%n", report.trace());
         }

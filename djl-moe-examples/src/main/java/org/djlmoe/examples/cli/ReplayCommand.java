@@ -214,6 +214,10 @@ final class ReplayCommand implements Callable<Integer> {
                             ? "-"
                             : String.format(Locale.ROOT, "%.2f", result.loadsPerToken() / bound));
         }
+        if (admission == EvictionPolicy.Admission.ALWAYS
+                && results.stream().anyMatch(r -> r.capacity() == trace.topK())) {
+            out.println(EvaluateCommand.noChoice(trace.topK()));
+        }
     }
 
     private static double bound(List<ReplayResult> results, int capacity) {
