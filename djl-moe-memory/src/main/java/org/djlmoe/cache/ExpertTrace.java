@@ -1,5 +1,7 @@
 package org.djlmoe.cache;
 
+import java.io.IOException;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -26,6 +28,48 @@ public final class ExpertTrace {
         this.tokens = ids[0].length / topK;
         this.requests = List.copyOf(requests);
         this.ids = ids;
+    }
+
+    /**
+     * Reads a trace file; see {@link #write}. It is read as a stream: memory holds the trace and
+     * one request more.
+     *
+     * @param file the file, gzip if its name ends in {@code .gz}
+     * @return the trace
+     * @throws IllegalArgumentException if the file is no trace; the message names the file, the
+     *     request and the layer, counted from 0
+     * @throws IOException if the file cannot be read
+     */
+    public static ExpertTrace read(Path file) throws IOException {
+        return new TraceReader(file).read();
+    }
+
+    /**
+     * Writes a trace file, for {@link #read} and for other programs. The file is one JSON object:
+     *
+     * <pre>{@code
+     * {"experts": 8, "top_k": 2, "requests": [
+     *   {"layers": [[5, 0, 5, 3], [1, 2, 7, 1]]},
+     *   {"layers": [[0, 6], [2, 4]]}]}
+     * }</pre>
+     *
+     * <p>A request has one list of ids for each MoE layer. It holds the {@code top_k} distinct ids
+     * of the request's first token, then those of the second, and so on; above, the first request
+     * has two tokens, of which the second went to the experts 5 and 3 of layer 0. All layers of a
+     * request have the same tokens, all requests the same layers. Ids are 0 to {@code experts} - 1.
+     * Keys may come in any order, and further ones are passed over, so a file can say where it
+     * comes from; a file with {@code requests} ahead of the two sizes is read twice. In Python,
+     * with {@code ids[layer]} the INT64 [tokens, top_k] that a router chose for a request:
+     *
+     * <pre>{@code
+     * requests.append({"layers": [ids[l].flatten().tolist() for l in range(layers)]})
+     * }</pre>
+     *
+     * @param file the file, replaced if it exists; gzip if its name ends in {@code .gz}
+     * @throws IOException if writing fails; then an old file is untouched
+     */
+    public void write(Path file) throws IOException {
+        TraceWriter.write(this, file);
     }
 
     /**
@@ -124,6 +168,28 @@ public final class ExpertTrace {
             }
         }
         return usage;
+    }
+
+    /**
+     * Measures how evenly each layer's selections spread over its experts: the entropy of {@link
+     * #usage}.
+     *
+     * @return [layers], in bits: 0 if always the same expert is selected (at top-1), log2(experts)
+     *     if all are selected equally often
+     */
+    public double[] entropy() {
+        return Arrays.stream(usage()).mapToDouble(ExpertTrace::entropy).toArray();
+    }
+
+    private static double entropy(long[] counts) {
+        double sum = Arrays.stream(counts).sum();
+        double bits = 0;
+        for (long count : counts) {
+            if (count > 0) {
+                bits += count / sum * (Math.log(sum / count) / Math.log(2));
+            }
+        }
+        return bits;
     }
 
     @Override

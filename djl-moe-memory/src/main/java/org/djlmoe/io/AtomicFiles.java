@@ -1,7 +1,8 @@
 package org.djlmoe.io;
 
 import java.io.IOException;
-import java.nio.ByteBuffer;
+import java.io.OutputStream;
+import java.nio.channels.Channels;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.AtomicMoveNotSupportedException;
@@ -18,6 +19,39 @@ public final class AtomicFiles {
 
     private AtomicFiles() {}
 
+    /** Writes a file's contents. */
+    @FunctionalInterface
+    public interface Contents {
+
+        /**
+         * Writes everything.
+         *
+         * @param out takes the contents, unbuffered; left open
+         * @throws IOException if writing fails
+         */
+        void writeTo(OutputStream out) throws IOException;
+    }
+
+    /**
+     * Writes a file in one step.
+     *
+     * @param file the file, replaced if it exists
+     * @param contents writes what is to be in it
+     * @throws IOException if writing fails; then the old file is untouched
+     */
+    public static void write(Path file, Contents contents) throws IOException {
+        Path temporary = temporaryFor(file);
+        try {
+            try (FileChannel channel = FileChannel.open(temporary, StandardOpenOption.WRITE)) {
+                contents.writeTo(Channels.newOutputStream(channel));
+                channel.force(true);
+            }
+            publish(temporary, file);
+        } finally {
+            Files.deleteIfExists(temporary);
+        }
+    }
+
     /**
      * Writes a small text file (UTF-8) in one step.
      *
@@ -26,17 +60,7 @@ public final class AtomicFiles {
      * @throws IOException if writing fails; then the old file is untouched
      */
     public static void writeString(Path file, String text) throws IOException {
-        Path temporary = temporaryFor(file);
-        try {
-            try (FileChannel channel = FileChannel.open(temporary, StandardOpenOption.WRITE)) {
-                Channels.writeFully(
-                        channel, ByteBuffer.wrap(text.getBytes(StandardCharsets.UTF_8)));
-                channel.force(true);
-            }
-            publish(temporary, file);
-        } finally {
-            Files.deleteIfExists(temporary);
-        }
+        write(file, out -> out.write(text.getBytes(StandardCharsets.UTF_8)));
     }
 
     /** Creates an empty file beside {@code file}, hidden and of a name that no reader looks for. */

@@ -1,5 +1,9 @@
 package org.djlmoe.examples.cli;
 
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.InvalidPathException;
+import java.nio.file.Path;
 import org.djlmoe.examples.text.Language;
 
 /** Checks of arguments, with errors for people. */
@@ -10,6 +14,63 @@ final class Arguments {
     static void positive(String option, int value) {
         if (value < 1) {
             throw new UserError(option + " must be at least 1, not " + value);
+        }
+    }
+
+    /** Fails unless a cache of that size holds what one token uses at once. */
+    static void cache(int size, int topK) {
+        if (size < topK) {
+            throw new UserError(
+                    "--cache "
+                            + size
+                            + " is too small: a token uses "
+                            + topK
+                            + " experts of a layer at once; take "
+                            + topK
+                            + " or more");
+        }
+    }
+
+    /**
+     * Makes sure that a file can be written, without writing it; its directory is made if needed.
+     *
+     * @return the file's absolute path
+     */
+    static Path outputFile(String option, String target) {
+        Path file;
+        try {
+            file = Path.of(target).toAbsolutePath();
+        } catch (InvalidPathException e) {
+            throw new UserError(option + ": " + target + " is no file name", e);
+        }
+        if (Files.isDirectory(file)) {
+            throw new UserError(option + ": " + target + " is a directory; name a file in it");
+        }
+        Path directory = file.getParent();
+        if (directory == null) {
+            throw new UserError(option + ": " + target + " is no file name");
+        }
+        try {
+            Files.createDirectories(directory);
+        } catch (IOException e) {
+            throw new UserError(option + ": cannot make the directory " + directory, e);
+        }
+        if (!Files.isWritable(directory)) {
+            throw new UserError(option + ": no permission to write to " + directory);
+        }
+        return file;
+    }
+
+    /** Fails unless a file is there to be read. */
+    static void inputFile(String option, Path file) {
+        if (Files.isDirectory(file)) {
+            throw new UserError(option + ": " + file + " is a directory; name a file");
+        }
+        if (!Files.exists(file)) {
+            throw new UserError(option + ": there is no file " + file);
+        }
+        if (!Files.isReadable(file)) {
+            throw new UserError(option + ": no permission to read " + file);
         }
     }
 

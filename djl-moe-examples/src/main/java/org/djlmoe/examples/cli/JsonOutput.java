@@ -9,7 +9,6 @@ import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.AtomicMoveNotSupportedException;
 import java.nio.file.Files;
-import java.nio.file.InvalidPathException;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 
@@ -80,28 +79,10 @@ public final class JsonOutput {
      * @throws UserError if it cannot
      */
     static Path check(String target) {
-        Path file;
-        try {
-            file = Path.of(target).toAbsolutePath();
-        } catch (InvalidPathException e) {
-            throw new UserError("--json: " + target + " is no file name", e);
-        }
         if (STDOUT.equals(target)) {
-            return file;
+            return Path.of(target).toAbsolutePath();
         }
-        if (Files.isDirectory(file)) {
-            throw new UserError("--json: " + target + " is a directory; name a file in it");
-        }
-        Path directory = file.getParent();
-        try {
-            Files.createDirectories(directory);
-        } catch (IOException e) {
-            throw new UserError("--json: cannot make the directory " + directory, e);
-        }
-        if (!Files.isWritable(directory)) {
-            throw new UserError("--json: no permission to write to " + directory);
-        }
-        return file;
+        return Arguments.outputFile("--json", target);
     }
 
     private static final class FiniteNumber extends TypeAdapter<Number> {

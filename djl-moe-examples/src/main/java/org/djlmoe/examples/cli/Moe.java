@@ -32,7 +32,13 @@ public final class Moe implements Runnable {
     /** Every subcommand, in the order of the help text. */
     private static List<Object> commands() {
         return List.of(
-                new DemoCommand(), new TrainCommand(), new FinetuneCommand(), new CorpusCommand());
+        return List.of(
+                new DemoCommand(),
+                new TrainCommand(),
+                new FinetuneCommand(),
+                new EvaluateCommand(),
+                new ReplayCommand(),
+                new CorpusCommand());
     }
 
     /**
