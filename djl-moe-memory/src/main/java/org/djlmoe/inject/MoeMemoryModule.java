@@ -61,7 +61,7 @@ import org.djlmoe.vocab.RingDtpLoss;
  *     @Provides
  *     @Singleton
  *     LanguageModel model() throws IOException {
- *         return LanguageModel.load(folder, 4096);
+ *         return LanguageModel.load(folder, LanguageModel.Chunks.DEFAULT);
  *     }
  * })
  * }</pre>
@@ -98,7 +98,12 @@ public final class MoeMemoryModule extends AbstractModule {
     @Provides
     @Singleton
     LanguageModel languageModel(MoeConfig config) {
-        LanguageModel model = LanguageModel.create(config, settings.chunkTokens(), settings.seed());
+        LanguageModel model =
+                LanguageModel.create(
+                        config,
+                        new LanguageModel.Chunks(
+                                settings.chunkTokens(), LanguageModel.Chunks.DEFAULT.vocabTokens()),
+                        settings.seed());
         try {
             settings.prior().ifPresent(prior -> prior.apply(model.decoder()));
             model.decoder()

@@ -105,7 +105,8 @@ class MoeMemoryModuleTest {
     void injector_twoSteps_equalsHandMade() {
         float[] injected = train(module());
         float[] byHand = new float[3];
-        try (LanguageModel model = LanguageModel.create(config(2), 4096, 3);
+        try (LanguageModel model =
+                        LanguageModel.create(config(2), LanguageModel.Chunks.DEFAULT, 3);
                 OffloadStreamAdamW optimizer =
                         OffloadStreamAdamW.builder()
                                 .setLearningRateTracker(Tracker.fixed(1e-2f))
@@ -207,7 +208,8 @@ class MoeMemoryModuleTest {
             assertEquals(3, model.decoder().moeBlocks().size());
         }
 
-        try (LanguageModel mine = LanguageModel.create(config(1), 16, 9)) {
+        try (LanguageModel mine =
+                LanguageModel.create(config(1), new LanguageModel.Chunks(16, 512), 9)) {
             Injector injector = Guice.createInjector(override(LanguageModel.class, mine));
             try (BoundedTrainer trainer = injector.getInstance(BoundedTrainer.class);
                     OffloadStreamAdamW ours = injector.getInstance(OffloadStreamAdamW.class)) {

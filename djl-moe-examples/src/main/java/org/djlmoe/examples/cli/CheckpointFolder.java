@@ -21,8 +21,6 @@ import org.djlmoe.training.LanguageModel;
  */
 record CheckpointFolder(Path path, MoeConfig config) {
 
-    private static final int CHUNK_TOKENS = 4096;
-
     /**
      * Looks at a folder.
      *
@@ -56,8 +54,13 @@ record CheckpointFolder(Path path, MoeConfig config) {
 
     /** Loads the weights. */
     LanguageModel load() throws IOException {
+        return load(LanguageModel.Chunks.DEFAULT);
+    }
+
+    /** Loads the weights into a model that runs in pieces of the given sizes. */
+    LanguageModel load(LanguageModel.Chunks chunks) throws IOException {
         try {
-            return LanguageModel.load(path, CHUNK_TOKENS);
+            return LanguageModel.load(path, chunks);
         } catch (CheckpointException | SafetensorsException e) {
             throw new UserError("--model: " + e.getMessage(), e);
         } catch (NoSuchFileException e) {

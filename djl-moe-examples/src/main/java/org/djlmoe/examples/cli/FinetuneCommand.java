@@ -1,11 +1,9 @@
 package org.djlmoe.examples.cli;
 
 import java.io.IOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
 import java.util.concurrent.Callable;
-import org.djlmoe.checkpoint.HfCheckpoint;
 import org.djlmoe.checkpoint.SaveOptions;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
@@ -15,7 +13,6 @@ import org.djlmoe.examples.text.TextData;
 import org.djlmoe.maskcoft.CoAdaptation;
 import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.maskcoft.MaskCoFT;
-import org.djlmoe.model.MoeConfig;
 import org.djlmoe.plan.MemoryPlan;
 import org.djlmoe.plan.PeakMeter;
 import org.djlmoe.plan.PlanSettings;
@@ -126,10 +123,12 @@ final class FinetuneCommand implements Callable<Integer> {
         PackedBatches batches = text.train().batches(batch, options.seed());
         Iterable<TokenBatch> validation =
                 text.validation().sample(VALIDATION_ROWS, EVALUATION_BATCH);
-        Path start = base == null ? BaseModel.extract(folder.resolve("base")) : checkpoint(base);
+        CheckpointFolder start =
+                CheckpointFolder.of(
+                        base == null ? BaseModel.extract(folder.resolve("base")) : base);
         MemoryPlan plan =
                 memory.plan(
-                        MoeConfig.fromJson(start.resolve(HfCheckpoint.CONFIG_FILE)),
+                        start.config(),
                         PlanSettings.builder()
                                 .setBatch(batch)
                                 .setSequence(sequence)
@@ -138,7 +137,7 @@ final class FinetuneCommand implements Callable<Integer> {
             options.text().print(plan);
         }
         try (PeakMeter meter = PeakMeter.start();
-                LanguageModel model = LanguageModel.load(start, Memory.chunks(plan))) {
+                LanguageModel model = start.load(Memory.chunks(plan))) {
             double before = Evaluation.of(model, validation, t -> {}).perplexity();
             long begin = System.nanoTime();
             ExpertPrior prior = null;
@@ -176,13 +175,6 @@ final class FinetuneCommand implements Callable<Integer> {
             options.writeJson(report);
         }
         return ExitCodes.OK;
-    }
-
-    private static Path checkpoint(Path folder) {
-        if (!Files.exists(folder.resolve(HfCheckpoint.CONFIG_FILE))) {
-            throw new UserError("--model: " + folder + " has no config.json");
-        }
-        return folder;
     }
 
     private MaskCoFT.Result maskcoft(

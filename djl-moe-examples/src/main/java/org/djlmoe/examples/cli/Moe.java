@@ -32,7 +32,6 @@ public final class Moe implements Runnable {
     /** Every subcommand, in the order of the help text. */
     private static List<Object> commands() {
         return List.of(
-        return List.of(
                 new DemoCommand(),
                 new TrainCommand(),
                 new FinetuneCommand(),
