@@ -13,11 +13,6 @@ final class AutogradKernels {
 
     private AutogradKernels() {}
 
-    /** DJL answers false for every array that is not a leaf, so the tensor itself is asked. */
-    static boolean requiresGradient(NDArray array) {
-        return KERNELS.callBoolean("requires_gradient", array);
-    }
-
     /**
      * Returns (output, anchor): the same memory as {@code array}, now with a history of one
      * addition, and the leaf at its other end, which holds no memory of its own and in which the

@@ -41,4 +41,15 @@ public interface Segment {
      * @return the outputs
      */
     NDList plain(NDList inputs);
+
+    /**
+     * Returns whether any parameter of the segment is to get a gradient. A segment that neither has
+     * one nor gets an input that needs a gradient is not recorded: what lies below frozen layers
+     * costs nothing in backward.
+     *
+     * @return false only if it is certain that no parameter does
+     */
+    default boolean hasTrainableParameters() {
+        return true;
+    }
 }

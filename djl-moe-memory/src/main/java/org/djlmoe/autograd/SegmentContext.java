@@ -9,6 +9,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import org.djlmoe.kernel.ArrayKernels;
 
 /**
  * What one use of a segment keeps from forward to backward, and its access to the gradients of
@@ -80,7 +81,7 @@ public final class SegmentContext implements AutoCloseable {
      * @return the gradient, or null if the array does not require one
      */
     public NDArray gradient(NDArray weight) {
-        if (!AutogradKernels.requiresGradient(weight)) {
+        if (!ArrayKernels.requiresGradient(weight)) {
             return null;
         }
         PtNDArray gradient = JniUtils.getGradient((PtNDArray) weight);

@@ -14,7 +14,9 @@ import java.util.IdentityHashMap;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.function.UnaryOperator;
+import org.djlmoe.kernel.ArrayKernels;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -228,20 +230,25 @@ public final class Tape implements ai.djl.training.GradientCollector {
         private final Map<NDArray, Link> links = new IdentityHashMap<>();
 
         NDList record(Segment segment, NDList inputs) {
+            List<Link> sources = new ArrayList<>();
+            inputs.forEach(input -> sources.add(linkOf(input)));
+            if (!segment.hasTrainableParameters() && sources.stream().allMatch(Objects::isNull)) {
+                try (GradMode off = GradMode.off()) {
+                    return forwardOnly(Tape.this, segment, inputs);
+                }
+            }
             NDManager owner = inputs.head().getManager();
             SegmentContext context = new SegmentContext(manager, nextSeed(), true);
             try {
-                Recorded recorded = new Recorded(segment, context);
+                Recorded recorded = new Recorded(segment, context, sources);
                 NDList outputs;
                 try (NDScope scope = new NDScope();
                         GradMode off = GradMode.off()) {
-
                     for (NDArray input : inputs) {
                         NDArray boundary = input.stopGradient();
                         NDScope.unregister(boundary);
                         boundary.attach(context.manager());
                         recorded.boundaries.add(boundary);
-                        recorded.inputs.add(linkOf(input));
                     }
                     outputs = anchored(segment.forward(context, recorded.boundaries), recorded);
                     NDScope.unregister(outputs);
@@ -285,7 +292,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
             if (link != null) {
                 return link;
             }
-            return AutogradKernels.requiresGradient(input) ? new Link(null, 0, input) : null;
+            return ArrayKernels.requiresGradient(input) ? new Link(null, 0, input) : null;
         }
 
         void send(NDArray target, NDArray gradient) {
@@ -346,14 +353,15 @@ public final class Tape implements ai.djl.training.GradientCollector {
         final Segment segment;
         final SegmentContext context;
         final NDList boundaries = new NDList();
-        final List<Link> inputs = new ArrayList<>();
+        final List<Link> inputs;
         final List<NDArray> anchors = new ArrayList<>();
         NDArray[] direct;
         private boolean done;
 
-        Recorded(Segment segment, SegmentContext context) {
+        Recorded(Segment segment, SegmentContext context, List<Link> inputs) {
             this.segment = segment;
             this.context = context;
+            this.inputs = inputs;
         }
 
         void receive(int output, NDArray gradient) {
@@ -393,7 +401,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
                     }
                     gradients.add(gradient);
                 }
-                if (gradients.stream().allMatch(g -> g == null)) {
+                if (gradients.stream().allMatch(Objects::isNull)) {
                     return false;
                 }
                 done = true;

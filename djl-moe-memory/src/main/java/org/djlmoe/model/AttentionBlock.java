@@ -15,6 +15,7 @@ import java.util.List;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.autograd.Tape;
+import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.kernel.AttentionKernels;
 import org.djlmoe.kernel.TorchKernels;
 
@@ -168,6 +169,11 @@ public final class AttentionBlock extends AbstractBlock {
         @Override
         public NDList plain(NDList inputs) {
             return new NDList(AttentionKernels.plain(inputs.head(), sequence, arrays, settings));
+        }
+
+        @Override
+        public boolean hasTrainableParameters() {
+            return arrays.stream().anyMatch(ArrayKernels::requiresGradient);
         }
 
         /** Ranges of whole sequences. */

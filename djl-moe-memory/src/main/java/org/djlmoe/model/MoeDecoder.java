@@ -15,6 +15,7 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.NamedParameters;
 import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.moe.MoeBlock;
@@ -135,6 +136,16 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
             NDList inputs,
             boolean training,
             PairList<String, Object> params) {
+        if (training) {
+            return run(parameterStore, inputs, true);
+        }
+        // The gradient mode is on in every new thread, and token ids have no gradient to ask for.
+        try (GradMode off = GradMode.off()) {
+            return run(parameterStore, inputs, false);
+        }
+    }
+
+    private NDList run(ParameterStore parameterStore, NDList inputs, boolean training) {
         NDArray ids = inputs.singletonOrThrow();
         if (ids.getShape().dimension() != 2) {
             throw new IllegalArgumentException(

@@ -11,6 +11,7 @@ import ai.djl.util.PairList;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.autograd.Tape;
+import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.kernel.TorchKernels;
 
@@ -123,6 +124,11 @@ public final class RmsNorm extends AbstractBlock {
         @Override
         public NDList plain(NDList inputs) {
             return new NDList(NormKernels.rmsNormPlain(inputs.head(), gamma, eps).reshape(shape));
+        }
+
+        @Override
+        public boolean hasTrainableParameters() {
+            return ArrayKernels.requiresGradient(gamma);
         }
     }
 }

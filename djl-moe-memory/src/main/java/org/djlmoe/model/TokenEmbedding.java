@@ -12,6 +12,7 @@ import ai.djl.util.PairList;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.autograd.Tape;
+import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.kernel.NormKernels;
 
 /**
@@ -106,6 +107,11 @@ public final class TokenEmbedding extends AbstractBlock {
         @Override
         public NDList plain(NDList inputs) {
             return new NDList(NormKernels.embedPlain(checked(inputs.head()), table));
+        }
+
+        @Override
+        public boolean hasTrainableParameters() {
+            return ArrayKernels.requiresGradient(table);
         }
 
         private NDArray checked(NDArray ids) {

@@ -1,6 +1,3 @@
-def requires_gradient(self, x: Tensor) -> bool:
-    return x.requires_grad
-
 def anchor(self, y: Tensor) -> Tuple[Tensor, Tensor]:
     leaf = torch.zeros(annotate(List[int], []), dtype=y.dtype, device=y.device).expand(y.size()).detach().requires_grad_(True)
     out = y.detach()

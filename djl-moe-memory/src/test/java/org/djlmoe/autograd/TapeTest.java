@@ -10,6 +10,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import org.djlmoe.kernel.ArrayKernels;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -39,7 +40,7 @@ class TapeTest {
     }
 
     /** y = factor x squared, and counts its backward passes. */
-    private static final class Square implements Segment {
+    private static class Square implements Segment {
         int backwards;
 
         @Override
@@ -199,7 +200,27 @@ class TapeTest {
             tape.backward(apply(segment, frozen).sum());
         }
         assertEquals(1, segment.backwards);
-        assertFalse(AutogradKernels.requiresGradient(frozen));
+        assertFalse(ArrayKernels.requiresGradient(frozen));
+    }
+
+    @Test
+    void apply_nothingBelowTrains_recordsNothing() {
+        NDArray frozen = manager.create(new float[] {1, 2});
+        Square below =
+                new Square() {
+                    @Override
+                    public boolean hasTrainableParameters() {
+                        return false;
+                    }
+                };
+        Square above = new Square();
+        try (Tape tape = tape()) {
+            NDArray y = apply(below, frozen);
+            assertFalse(ArrayKernels.requiresGradient(y));
+            tape.backward(apply(above, y).sum());
+        }
+        assertEquals(0, below.backwards);
+        assertEquals(1, above.backwards);
     }
 
     @Test

@@ -1,0 +1,178 @@
+package org.djlmoe.examples.cli;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.stream.Stream;
+import org.djlmoe.examples.demo.Demo;
+import org.djlmoe.examples.demo.DemoReport;
+import org.djlmoe.examples.demo.DemoSettings;
+import org.djlmoe.examples.text.Language;
+import org.djlmoe.maskcoft.ExpertPrior;
+import org.djlmoe.plan.MemoryPlan;
+import org.djlmoe.plan.PeakMeter;
+import org.djlmoe.plan.PlanSettings;
+import org.djlmoe.training.LanguageModel;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+class TrainAndFinetuneTest {
+
+    @TempDir private static Path shared;
+    private static Path model;
+
+    @TempDir private Path directory;
+
+    private final StringWriter out = new StringWriter();
+    private final StringWriter err = new StringWriter();
+
+    @BeforeAll
+    static void train() {
+        model = shared.resolve("model");
+        StringWriter said = new StringWriter();
+        PrintWriter writer = new PrintWriter(said);
+        String line =
+                "train --preset tiny --steps 3 --batch 2 --language lv --quiet --out " + model;
+        assertEquals(ExitCodes.OK, Moe.run(writer, writer, line.split(" ")), said::toString);
+    }
+
+    private int run(String line, Object... more) {
+        List<String> arguments = new ArrayList<>(List.of(line.split(" ")));
+        Stream.of(more).map(Object::toString).forEach(arguments::add);
+        return Moe.run(
+                new PrintWriter(out), new PrintWriter(err), arguments.toArray(String[]::new));
+    }
+
+    private JsonObject figures(String line, Object... more) {
+        assertEquals(ExitCodes.OK, run(line + " --quiet --json -", more), err::toString);
+        JsonObject json = JsonParser.parseString(out.toString()).getAsJsonObject();
+        out.getBuffer().setLength(0);
+        return json;
+    }
+
+    private static List<Float> losses(JsonObject json) {
+        List<Float> losses = new ArrayList<>();
+        for (JsonElement loss : json.getAsJsonArray("losses")) {
+            losses.add(loss.getAsFloat());
+        }
+        return losses;
+    }
+
+    @Test
+    void train_sameSeedTwice_sameLosses() {
+        String line = "train --steps 3 --batch 2 --language lv";
+        JsonObject one = figures(line, "--out", directory.resolve("a"));
+        JsonObject two = figures(line, "--out", directory.resolve("b"));
+        JsonObject other = figures(line, "--out", directory.resolve("c"), "--seed", 7);
+
+        assertEquals(3, losses(one).size());
+        assertEquals(losses(one), losses(two));
+        assertFalse(losses(one).equals(losses(other)));
+        assertEquals(42, one.get("seed").getAsLong());
+        assertTrue(one.get("tokens_per_second").getAsDouble() > 0);
+        assertTrue(Files.exists(directory.resolve("a").resolve("tokenizer.json")));
+    }
+
+    @Test
+    void train_budgetTooSmall_oneLineWithNumbersAndExitCode2() {
+        int code = run("train --quiet --budget 100m --out", directory);
+
+        assertEquals(ExitCodes.USAGE, code);
+        assertEquals(1, err.toString().lines().count(), err::toString);
+        assertTrue(err.toString().contains("100"), err::toString);
+        assertTrue(err.toString().contains("MB"), err::toString);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"--steps 0", "--batch -1", "--language klingon", "--budget lots"})
+    void train_badArgument_oneLineAndExitCode2(String bad) {
+        int code = run("train --quiet --out " + directory + " " + bad);
+
+        assertEquals(ExitCodes.USAGE, code);
+        assertEquals(1, err.toString().lines().count(), err::toString);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"maskcoft", "ce", "lora"})
+    void finetune_everyMethod_savesAModelThatEvaluates(String method) throws IOException {
+        Path tuned = directory.resolve(method);
+        String line =
+                "finetune --steps 2 --batch 2 --sequence 32 --mask-steps 1 --rank 2 --language lv"
+                        + " --method "
+                        + method;
+        JsonObject report = figures(line, "--model", model, "--out", tuned);
+
+        assertEquals(method, report.get("method").getAsString());
+        assertEquals(2, losses(report).size());
+        ExpertPrior prior = ExpertPrior.load(tuned);
+        assertEquals(method.equals("maskcoft"), prior != null);
+        assertEquals(prior != null, report.has("beta") && !report.get("beta").isJsonNull());
+
+        JsonObject evaluation =
+                figures(
+                        "evaluate --split validation --language lv --sequence 32 --rows 64",
+                        "--model",
+                        tuned);
+        assertEquals(
+                report.get("perplexity_after").getAsDouble(),
+                evaluation.get("perplexity").getAsDouble(),
+                1e-4 * report.get("perplexity_after").getAsDouble());
+    }
+
+    @Test
+    void finetune_folderWithoutModel_oneLineAndExitCode2() {
+        assertEquals(ExitCodes.USAGE, run("finetune --quiet --model", directory, "--out", shared));
+        assertEquals(1, err.toString().lines().count(), err::toString);
+    }
+
+    @Test
+    void demo_tinySettings_reportHasWhatIsPromised() throws IOException {
+        DemoSettings settings =
+                new DemoSettings(Language.of("lv"), 5, 2, 32, 2, 1, 2, 1e-3, 8, 8, 2);
+        Demo demo = new Demo(settings, model, (label, step, steps, tokens, loss) -> {});
+        Demo.Result result;
+        PeakMeter.Reading peak;
+        try (PeakMeter meter = PeakMeter.start()) {
+            result = demo.run(LanguageModel.Chunks.DEFAULT, directory.resolve("tuned"));
+            peak = meter.stop();
+        }
+        MemoryPlan plan =
+                MemoryPlan.of(
+                        result.config(),
+                        PlanSettings.builder().setBatch(2).setSequence(32).build());
+        DemoReport report = new DemoReport(settings, result, plan, peak, 1);
+        Path json = directory.resolve("report.json");
+        JsonOutput.write(report.json(), json.toString(), null);
+        report.writeHtml(directory.resolve("report.html"));
+
+        JsonObject read = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
+        for (String key : List.of("tokens_per_second", "peak_mb", "planned_peak_mb", "seed")) {
+            assertTrue(read.get(key).getAsDouble() > 0, key);
+        }
+        for (String arm : List.of("base", "control", "maskcoft")) {
+            JsonObject figures = read.getAsJsonObject(arm);
+            assertTrue(figures.get("perplexity").getAsDouble() > 1, arm);
+            JsonObject loads = figures.getAsJsonObject("loads_per_token");
+            double belady = loads.get("belady").getAsDouble();
+            for (String policy : List.of("lru", "lfu", "lfu_lifetime", "fifo")) {
+                assertTrue(loads.get(policy).getAsDouble() >= belady, arm + " " + policy);
+            }
+        }
+        assertTrue(Files.readString(directory.resolve("report.html")).contains("Memory peak"));
+        assertTrue(report.text().contains("maskcoft"));
+    }
+}
