@@ -42,6 +42,10 @@ final class CalibrationRun {
         boolean skew = options.remove("skew");
         boolean table = options.remove("table");
         int steps = 3;
+        settings.optAllocator(
+                TrainedDecoder.returnsMemory()
+                        ? PlanSettings.Allocator.RETURNS
+                        : PlanSettings.Allocator.KEEPS);
         for (String option : options) {
             String[] pair = option.split("=");
             switch (pair[0]) {
