@@ -33,11 +33,8 @@ import org.djlmoe.model.MoeConfig;
  */
 public final class MemoryPlan {
 
-    /**
-     * What a process holds before there is a model: a Java virtual machine with a small heap, DJL,
-     * PyTorch, compiled kernels. Measured on Linux x86_64.
-     */
-    public static final long RUNTIME_BYTES = 160 * Megabytes.MB;
+    /** What a process with a heap of 64 MB holds before there is a model. */
+    public static final long RUNTIME_BYTES = runtimeBytes(64 * Megabytes.MB);
 
     /**
      * How much the native libraries and the virtual machine grow once a real model runs, beyond
@@ -75,6 +72,20 @@ public final class MemoryPlan {
      */
     public static MemoryPlan of(MoeConfig config, PlanSettings settings) {
         return new MemoryPlan(config, settings);
+    }
+
+    /**
+     * Returns what a process holds before there is a model: its heap, and 96 MB for the virtual
+     * machine, DJL, PyTorch and compiled kernels (measured on Linux x86_64).
+     *
+     * <p>The heap counts whole, since in the long run the virtual machine touches all of it. A
+     * small one ({@code -Xmx64m -XX:+AlwaysPreTouch}) costs nothing here: arrays lie outside it.
+     *
+     * @param heapBytes the heap's limit, {@code -Xmx}
+     * @return bytes, for {@link PlanSettings.Builder#optRuntimeBytes}
+     */
+    public static long runtimeBytes(long heapBytes) {
+        return heapBytes + 96 * Megabytes.MB;
     }
 
     /**

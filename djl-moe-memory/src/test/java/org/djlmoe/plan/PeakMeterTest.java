@@ -28,11 +28,6 @@ class PeakMeterTest {
             assertTrue(reading.complete());
             assertTrue(reading.aboveBase() > 80 * MB, reading::toString);
             assertTrue(reading.aboveBase() < 250 * MB, reading::toString);
-            // The mark counts mapped files too.
-            assertTrue(
-                    reading.highWaterBytes() == -1
-                            || reading.highWaterBytes() >= reading.peakBytes() - MB,
-                    reading::toString);
         }
     }
 
@@ -50,8 +45,8 @@ class PeakMeterTest {
                     }
 
                     @Override
-                    public long highWater() {
-                        return 77;
+                    public long marked() {
+                        return 7777;
                     }
 
                     @Override
@@ -67,9 +62,33 @@ class PeakMeterTest {
             }
             held.set(10);
             PeakMeter.Reading reading = meter.stop();
-            assertEquals(new PeakMeter.Reading(100, 5000, -1, true), reading);
+            assertEquals(new PeakMeter.Reading(100, 5000, true), reading);
             held.set(9000);
             assertSame(reading, meter.stop());
+        }
+    }
+
+    @Test
+    void stop_peakThatNoSampleSaw_isInTheMark() {
+        PeakMeter.Source source =
+                new PeakMeter.Source() {
+                    @Override
+                    public long held() {
+                        return 100;
+                    }
+
+                    @Override
+                    public long marked() {
+                        return 7777;
+                    }
+
+                    @Override
+                    public boolean complete() {
+                        return true;
+                    }
+                };
+        try (PeakMeter meter = PeakMeter.start(source, true)) {
+            assertEquals(7677, meter.stop().aboveBase());
         }
     }
 
@@ -79,7 +98,6 @@ class PeakMeterTest {
             PeakMeter.Reading reading = meter.stop();
             assertFalse(reading.complete());
             assertTrue(reading.peakBytes() > 0);
-            assertEquals(-1, reading.highWaterBytes());
             assertTrue(reading.toString().contains("missing"), reading::toString);
         }
     }

@@ -2,6 +2,7 @@ package org.djlmoe.plan;
 
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -37,7 +38,12 @@ class PlanAgainstRunTest {
                 new ArrayList<>(
                         List.of(
                                 Path.of(System.getProperty("java.home"), "bin", "java").toString(),
-                                "-Xmx256m",
+                                // All of the heap is touched at once, so none of it counts as
+                                // growth.
+                                "-Xms64m",
+                                "-Xmx64m",
+                                "-XX:+UseSerialGC",
+                                "-XX:+AlwaysPreTouch",
                                 "-cp",
                                 System.getProperty("java.class.path"),
                                 CalibrationRun.class.getName()));
@@ -65,7 +71,7 @@ class PlanAgainstRunTest {
     private static String read(Path file) {
         try {
             return Files.readString(file, StandardCharsets.UTF_8);
-        } catch (java.io.IOException e) {
+        } catch (IOException e) {
             return e.toString();
         }
     }
