@@ -147,7 +147,10 @@ final class BudgetSearch {
         return null;
     }
 
-    /** The largest number below a limit that fits, 0 if none does; more never needs less. */
+    /**
+     * A number below a limit that fits, 0 if none is found. It is the largest as far as needs grow
+     * with it, which they do but for the rounding of chunks.
+     */
     private int highest(int limit, IntFunction<PlanSettings> with) {
         int fitting = 0;
         int exceeding = limit;

@@ -16,8 +16,9 @@ import java.util.concurrent.TimeUnit;
  * <p>What counts is memory that cannot be dropped and read again: {@code RssAnon + RssShmem} of
  * {@code /proc/self/status}, sampled every 10 ms by a daemon thread. Pages of mapped files (program
  * code, an optimizer's state in the file tier) do not count. A peak shorter than the interval can
- * be missed; the kernel's own high-water mark {@code VmHWM}, which is set back at the start where
- * the system allows it, misses none but counts mapped files.
+ * escape the samples, but not the kernel's own high-water mark {@code VmHWM}, which is set back at
+ * the start where the system allows it. The mark counts mapped files; what it exceeds their largest
+ * size by was certainly held, so the peak is at least that.
  *
  * <p>Where there is no {@code /proc}, the figure is what the Java virtual machine has committed for
  * itself, and {@link Reading#complete()} is false: native arrays are missing from it.
@@ -45,8 +46,8 @@ public final class PeakMeter implements AutoCloseable {
         /** Bytes held now. */
         long held();
 
-        /** The kernel's high-water mark in bytes, -1 if there is none. */
-        long highWater();
+        /** Bytes that were certainly held at some time since the mark was set back, or -1. */
+        long marked();
 
         /** Whether native memory is part of the figures. */
         boolean complete();
@@ -56,12 +57,10 @@ public final class PeakMeter implements AutoCloseable {
      * What was measured.
      *
      * @param baseBytes held at the start
-     * @param peakBytes the highest sample
-     * @param highWaterBytes the kernel's high-water mark since the start, mapped files included; -1
-     *     if the system does not allow setting it back
+     * @param peakBytes the most that was held
      * @param complete false if memory of native arrays is missing from the figures
      */
-    public record Reading(long baseBytes, long peakBytes, long highWaterBytes, boolean complete) {
+    public record Reading(long baseBytes, long peakBytes, boolean complete) {
 
         /**
          * Returns how far the peak was above the start.
@@ -141,8 +140,10 @@ public final class PeakMeter implements AutoCloseable {
                 Thread.currentThread().interrupt();
             }
             long highest = Math.max(peak, source.held());
-            long mark = markReset ? source.highWater() : -1;
-            reading = new Reading(base, highest, mark, source.complete());
+            if (markReset) {
+                highest = Math.max(highest, source.marked());
+            }
+            reading = new Reading(base, highest, source.complete());
         }
         return reading;
     }
@@ -160,15 +161,18 @@ public final class PeakMeter implements AutoCloseable {
 
         private static final byte[] ANON = "RssAnon:".getBytes(StandardCharsets.US_ASCII);
         private static final byte[] SHMEM = "RssShmem:".getBytes(StandardCharsets.US_ASCII);
+        private static final byte[] FILE = "RssFile:".getBytes(StandardCharsets.US_ASCII);
         private static final byte[] MARK = "VmHWM:".getBytes(StandardCharsets.US_ASCII);
 
         private final byte[] text = new byte[8192];
+        private long mostFile;
 
         @Override
         public synchronized long held() {
             int length = read();
             long anon = kilobytes(text, length, ANON);
             long shmem = kilobytes(text, length, SHMEM);
+            mostFile = Math.max(mostFile, kilobytes(text, length, FILE));
             if (anon < 0) {
                 throw new IllegalStateException(STATUS + " has no line RssAnon");
             }
@@ -176,9 +180,9 @@ public final class PeakMeter implements AutoCloseable {
         }
 
         @Override
-        public synchronized long highWater() {
+        public synchronized long marked() {
             long mark = kilobytes(text, read(), MARK);
-            return mark < 0 ? -1 : 1024 * mark;
+            return mark < 0 ? -1 : 1024 * (mark - mostFile);
         }
 
         @Override
@@ -233,7 +237,7 @@ public final class PeakMeter implements AutoCloseable {
         }
 
         @Override
-        public long highWater() {
+        public long marked() {
             return -1;
         }
 

@@ -17,6 +17,7 @@ import java.util.Objects;
  * @param busiestShare the part of a chunk's tokens that its busiest expert gets, in (0, 1]; 1
  *     allows for any routing
  * @param vocabBlockTokens tokens whose logits exist at a time
+ * @param allocator what the native allocator does with freed memory
  * @param runtimeBytes what the process holds before the model: Java virtual machine, heap, native
  *     libraries
  */
@@ -32,7 +33,19 @@ public record PlanSettings(
         int maxChunks,
         double busiestShare,
         int vocabBlockTokens,
+        Allocator allocator,
         long runtimeBytes) {
+
+    /** What the native allocator does with freed memory. */
+    public enum Allocator {
+        /**
+         * It keeps most of it for the next array, as glibc does unless told otherwise. The process
+         * then holds holes besides arrays.
+         */
+        KEEPS,
+        /** It gives it back at once: {@code MALLOC_MMAP_THRESHOLD_=1048576}. Exact, and slow. */
+        RETURNS
+    }
 
     /** Which parameters train. */
     public enum Trained {
@@ -61,6 +74,7 @@ public record PlanSettings(
         positive("vocabBlockTokens", vocabBlockTokens);
         Objects.requireNonNull(trained, "trained");
         Objects.requireNonNull(stateTier, "stateTier");
+        Objects.requireNonNull(allocator, "allocator");
         if (loraRank < 0) {
             throw new IllegalArgumentException("loraRank must not be negative: " + loraRank);
         }
@@ -142,6 +156,7 @@ public record PlanSettings(
         private int maxChunks = 10;
         private double busiestShare = 1;
         private int vocabBlockTokens = 512;
+        private Allocator allocator = Allocator.KEEPS;
         private long runtimeBytes = MemoryPlan.RUNTIME_BYTES;
 
         private Builder() {}
@@ -158,6 +173,7 @@ public record PlanSettings(
             maxChunks = from.maxChunks;
             busiestShare = from.busiestShare;
             vocabBlockTokens = from.vocabBlockTokens;
+            allocator = from.allocator;
             runtimeBytes = from.runtimeBytes;
         }
 
@@ -276,6 +292,17 @@ public record PlanSettings(
         }
 
         /**
+         * Sets what the native allocator does with freed memory. Default: it keeps it.
+         *
+         * @param behaviour its behaviour
+         * @return this builder
+         */
+        public Builder optAllocator(Allocator behaviour) {
+            allocator = behaviour;
+            return this;
+        }
+
+        /**
          * Sets what the process holds before there is a model. Default: {@link
          * MemoryPlan#RUNTIME_BYTES}.
          *
@@ -306,6 +333,7 @@ public record PlanSettings(
                     maxChunks,
                     busiestShare,
                     vocabBlockTokens,
+                    allocator,
                     runtimeBytes);
         }
     }

@@ -11,9 +11,12 @@ import org.djlmoe.model.MoeConfig;
  * <p>Run with the test class path, once for live arrays and once as the pooled allocator has it:
  *
  * <pre>
- * MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=1048576 java -Xms512m -Xmx512m CLASS 128,4,8,256,258 8,256
- * MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 java ...
+ * MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=1048576 java $JAVA CLASS 128,4,8,256,258 8,256
+ * MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 java $JAVA CLASS ...
  * </pre>
+ *
+ * <p>with {@code JAVA="-Xms64m -Xmx64m -XX:+UseSerialGC -XX:+AlwaysPreTouch"}: a heap that is
+ * touched bit by bit would count as growth.
  *
  * <p>Arguments: {@code hidden,layers,experts,inner,vocab}, {@code batch,sequence}, then any of
  * {@code chunk=4096}, {@code block=512}, {@code kv=2}, {@code window=128}, {@code lora=8}, {@code
@@ -42,6 +45,10 @@ final class CalibrationRun {
         boolean skew = options.remove("skew");
         boolean table = options.remove("table");
         int steps = 3;
+        settings.optAllocator(
+                TrainedDecoder.returnsMemory()
+                        ? PlanSettings.Allocator.RETURNS
+                        : PlanSettings.Allocator.KEEPS);
         for (String option : options) {
             String[] pair = option.split("=");
             switch (pair[0]) {

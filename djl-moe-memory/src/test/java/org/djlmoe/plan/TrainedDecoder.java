@@ -7,7 +7,6 @@ import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.Parameter;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.tracker.Tracker;
@@ -27,6 +26,12 @@ import org.djlmoe.vocab.RingDtpLoss;
 final class TrainedDecoder {
 
     private TrainedDecoder() {}
+
+    /** Whether this process was started with an allocator that returns freed memory. */
+    static boolean returnsMemory() {
+        String threshold = System.getenv("MALLOC_MMAP_THRESHOLD_");
+        return threshold != null && Long.parseLong(threshold) <= 1 << 20;
+    }
 
     /** Loads the engine, compiles the kernels and warms the libraries up, on a tiny model. */
     static void warmUp() {
@@ -69,11 +74,6 @@ final class TrainedDecoder {
                                 .optClipNorm(1)
                                 .build()) {
             MoeDecoder decoder = new MoeDecoder(config, settings.moeChunkTokens());
-            if (settings.trained() == PlanSettings.Trained.ROUTERS_AND_ADAPTERS) {
-                for (MoeBlock block : decoder.moeBlocks()) {
-                    block.experts().attachAdapters(settings.loraRank(), 2.0 * settings.loraRank());
-                }
-            }
             if (skew) {
                 boolean[] kept = new boolean[config.numExperts()];
                 Arrays.fill(kept, 0, config.topK(), true);
@@ -89,7 +89,7 @@ final class TrainedDecoder {
             try (BoundedTrainer trainer = new BoundedTrainer(model, training)) {
                 trainer.initialize(shape);
                 if (settings.trained() == PlanSettings.Trained.ROUTERS_AND_ADAPTERS) {
-                    freeze(decoder);
+                    attachAdapters(decoder, trainer.getManager(), settings.loraRank());
                 }
                 for (int step = 0; step < steps; step++) {
                     try (NDManager batch = trainer.getManager().newSubManager()) {
@@ -116,14 +116,13 @@ final class TrainedDecoder {
         return last;
     }
 
-    private static void freeze(MoeDecoder decoder) {
+    /** Only routers and adapters train from now on. */
+    private static void attachAdapters(MoeDecoder decoder, NDManager manager, int rank) {
         decoder.getParameters().forEach(pair -> pair.getValue().freeze(true));
         for (MoeBlock block : decoder.moeBlocks()) {
             block.router().weight().freeze(false);
-            LoraExperts adapters = block.experts().adapters();
-            for (Parameter parameter : adapters.weights()) {
-                parameter.freeze(false);
-            }
+            LoraExperts adapters = block.experts().attachAdapters(rank, 2.0 * rank);
+            adapters.initialize(manager, DataType.FLOAT32, new Shape(-1, 1));
         }
     }
 

@@ -1,0 +1,78 @@
+package org.djlmoe.plan;
+
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.condition.EnabledOnOs;
+import org.junit.jupiter.api.condition.OS;
+import org.junit.jupiter.api.io.TempDir;
+
+/**
+ * A plan beside a real run, in a process of its own: what an allocator does is decided when a
+ * process starts.
+ */
+@EnabledOnOs(OS.LINUX)
+class PlanAgainstRunTest {
+
+    @TempDir Path folder;
+
+    /**
+     * All tokens go to the same two experts, so that the plan's worst case happens. A missing array
+     * of [N, H] in every layer, or one of the experts', would exceed the tolerance.
+     */
+    @Test
+    void peak_everyTokenToTheSameExperts_isAsPlanned() throws Exception {
+        double ratio = plannedOverMeasured("128,4,8,256,258", "16,256", "skew", "steps=2");
+        assertTrue(ratio > 0.85 && ratio < 1.25, "planned / measured " + ratio);
+    }
+
+    private double plannedOverMeasured(String... arguments) throws Exception {
+        List<String> command =
+                new ArrayList<>(
+                        List.of(
+                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                                // All of the heap is touched at once, so none of it counts as
+                                // growth.
+                                "-Xms64m",
+                                "-Xmx64m",
+                                "-XX:+UseSerialGC",
+                                "-XX:+AlwaysPreTouch",
+                                "-cp",
+                                System.getProperty("java.class.path"),
+                                CalibrationRun.class.getName()));
+        command.addAll(List.of(arguments));
+        ProcessBuilder builder = new ProcessBuilder(command);
+        builder.environment().put("MALLOC_MMAP_THRESHOLD_", "1048576");
+        builder.environment().put("MALLOC_ARENA_MAX", "1");
+        builder.environment().remove("MALLOC_TRIM_THRESHOLD_");
+        Path out = folder.resolve("out.txt");
+        Path err = folder.resolve("err.txt");
+        builder.redirectOutput(out.toFile());
+        builder.redirectError(err.toFile());
+        Process process = builder.start();
+        try {
+            boolean ended = process.waitFor(5, TimeUnit.MINUTES);
+            String text = Files.readString(out, StandardCharsets.UTF_8);
+            assertTrue(ended && process.exitValue() == 0, () -> text + read(err));
+            String line = text.strip();
+            return Double.parseDouble(line.substring(line.lastIndexOf(' ') + 1));
+        } finally {
+            process.destroyForcibly();
+        }
+    }
+
+    private static String read(Path file) {
+        try {
+            return Files.readString(file, StandardCharsets.UTF_8);
+        } catch (IOException e) {
+            return e.toString();
+        }
+    }
+}
