@@ -1,0 +1,257 @@
+package org.djlmoe.maskcoft;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Random;
+import org.djlmoe.data.PackedTokens;
+import org.djlmoe.maskcoft.PriorSweep.Point;
+import org.djlmoe.model.MoeConfig;
+import org.djlmoe.routing.ExpertMask;
+import org.djlmoe.routing.SelectionPrior;
+import org.djlmoe.training.Evaluation;
+import org.djlmoe.training.LanguageModel;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+class MaskCoFTTest {
+
+    private static final int EXPERTS = 5;
+    private static final StageListener SILENT = (step, steps, tokens, loss) -> {};
+
+    @TempDir Path folder;
+
+    private static LanguageModel model() {
+        MoeConfig config =
+                MoeConfig.builder()
+                        .setVocabSize(19)
+                        .setHiddenSize(16)
+                        .setIntermediateSize(12)
+                        .setNumLayers(2)
+                        .setNumHeads(2)
+                        .setNumExperts(EXPERTS)
+                        .setTopK(2)
+                        .optInitializerRange(0.3)
+                        .build();
+        return LanguageModel.create(config, LanguageModel.Chunks.DEFAULT, 11);
+    }
+
+    /** A stream in which a token mostly decides the next one. */
+    private static PackedTokens text() {
+        Random random = new Random(5);
+        int[] stream = new int[16 * 60 + 1];
+        for (int i = 1; i < stream.length; i++) {
+            stream[i] = random.nextInt(10) == 0 ? random.nextInt(19) : (stream[i - 1] * 7 + 3) % 19;
+        }
+        return PackedTokens.of(stream, 16);
+    }
+
+    private static Map<String, float[]> weights(LanguageModel model) {
+        Map<String, float[]> weights = new LinkedHashMap<>();
+        model.decoder()
+                .namedParameters()
+                .forEach((name, p) -> weights.put(name, p.getArray().toFloatArray()));
+        return weights;
+    }
+
+    private static CoAdaptation.Builder adaptation(LanguageModel model) {
+        return CoAdaptation.builder()
+                .setModel(model)
+                .setBatches(text().batches(4, 1))
+                .setSteps(30)
+                .optAdapters(3, 6)
+                .optLearningRate(1e-2);
+    }
+
+    private static double loss(LanguageModel model) {
+        return Evaluation.of(model, text().sequential(20), t -> {}).loss();
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void coAdaptation_control_movesAdaptersAndRoutersOnly(boolean routers) {
+        try (LanguageModel model = model()) {
+            Map<String, float[]> before = weights(model);
+            double first = loss(model);
+            float[] losses = adaptation(model).optTrainRouters(routers).build().run(SILENT);
+
+            assertEquals(30, losses.length);
+            assertTrue(loss(model) < first - 0.05, first + " -> " + loss(model));
+            Map<String, float[]> after = weights(model);
+            before.forEach(
+                    (name, w) -> {
+                        boolean moved = !Arrays.equals(w, after.get(name));
+                        assertEquals(routers && name.endsWith("mlp.gate.weight"), moved, name);
+                    });
+            after.keySet().removeAll(before.keySet());
+            assertEquals(2 * 4, after.size());
+            after.forEach(
+                    (name, w) -> {
+                        boolean zero = true;
+                        for (float v : w) {
+                            zero &= v == 0;
+                        }
+                        assertFalse(zero, name + " did not train");
+                    });
+        }
+    }
+
+    @Test
+    void coAdaptation_freshAdapters_lossIsBitEqualToTheBase() {
+        try (LanguageModel model = model()) {
+            double before = model.loss(text().batches(4, 1).at(0));
+            float first = adaptation(model).setSteps(1).build().run(SILENT)[0];
+            assertEquals((float) before, first);
+        }
+    }
+
+    @Test
+    void mergeAdapters_afterTraining_sameLossAsUnmerged() {
+        try (LanguageModel model = model()) {
+            double base = loss(model);
+            adaptation(model).build().run(SILENT);
+            double unmerged = loss(model);
+            model.decoder().moeBlocks().forEach(layer -> layer.experts().mergeAdapters());
+            assertEquals(unmerged, loss(model), 1e-5 * unmerged);
+            assertTrue(Math.abs(base - unmerged) > 1e-3);
+            assertTrue(model.decoder().adapterParameters().isEmpty());
+        }
+    }
+
+    @Test
+    void coAdaptation_mask_droppedExpertsGetNothing() {
+        ExpertMask mask = ExpertMask.random(2, EXPERTS, 3, 4);
+        try (LanguageModel model = model()) {
+            adaptation(model).optMask(mask).build().run(SILENT);
+            for (int layer = 0; layer < 2; layer++) {
+                float[] b =
+                        weights(model)
+                                .get("model.layers." + layer + ".mlp.experts.down_proj.lora_B");
+                int slab = b.length / EXPERTS;
+                for (int e = 0; e < EXPERTS; e++) {
+                    float[] of = Arrays.copyOfRange(b, e * slab, (e + 1) * slab);
+                    boolean trained = !Arrays.equals(of, new float[slab]);
+                    assertEquals(mask.isKept(layer, e), trained, layer + " " + e);
+                }
+            }
+            new ExpertPrior(mask, SelectionPrior.hardMask()).apply(model.decoder());
+            long[][] usage = Evaluation.of(model, text().sequential(20), t -> {}).trace().usage();
+            for (int layer = 0; layer < 2; layer++) {
+                for (int e = 0; e < EXPERTS; e++) {
+                    assertTrue(mask.isKept(layer, e) || usage[layer][e] == 0);
+                }
+            }
+        }
+    }
+
+    @Test
+    void run_wholeRecipe_isRepeatableAndUsesTheChosenPrior() {
+        try (LanguageModel one = model();
+                LanguageModel two = model()) {
+            MaskCoFT.Result a = recipe(one).run((stage, step, steps, tokens, loss) -> {});
+            MaskCoFT.Result b = recipe(two).run((stage, step, steps, tokens, loss) -> {});
+
+            assertArrayEquals(a.losses(), b.losses());
+            assertEquals(a.mask(), b.mask());
+            assertEquals(a.prior(), b.prior());
+            assertEquals(4, a.mask().count(0));
+            assertEquals(3, a.sweep().points().size());
+            assertTrue(a.sweep().withinLimit());
+        }
+    }
+
+    private static MaskCoFT recipe(LanguageModel model) {
+        return MaskCoFT.builder()
+                .setModel(model)
+                .setBatches(text().batches(4, 1))
+                .setValidation(text().sample(20, 10))
+                .optMaskSteps(4)
+                .optMaskSamples(3)
+                .optSteps(6)
+                .optAdapters(2, 4)
+                .optBetas(List.of(0.0, 1.0, Double.POSITIVE_INFINITY))
+                .optSeed(9)
+                .build();
+    }
+
+    @Test
+    void prior_betaZeroAndInfinity_areTheRouterAndTheHardMask() {
+        ExpertMask mask = ExpertMask.random(2, EXPERTS, 3, 4);
+        try (LanguageModel model = model()) {
+            double router = loss(model);
+            new ExpertPrior(mask, SelectionPrior.additive(0)).apply(model.decoder());
+            assertEquals(router, loss(model));
+            new ExpertPrior(mask, SelectionPrior.additive(Double.POSITIVE_INFINITY))
+                    .apply(model.decoder());
+            double hard = loss(model);
+            new ExpertPrior(mask, SelectionPrior.hardMask()).apply(model.decoder());
+            assertEquals(hard, loss(model));
+            ExpertPrior.clear(model.decoder());
+            assertEquals(router, loss(model));
+        }
+    }
+
+    @Test
+    void choose_pointsWithinTheLimit_fewestLoads() {
+        List<Point> points = List.of(point(1, 4.0, 3.0), point(2, 4.1, 2.0), point(4, 4.3, 1.0));
+        PriorSweep sweep = PriorSweep.choose(points, 4.2);
+        assertEquals(points.get(1), sweep.chosen());
+        assertTrue(sweep.withinLimit());
+    }
+
+    @Test
+    void choose_noneWithinTheLimit_lowestPerplexityAndSaysSo() {
+        List<Point> points = List.of(point(1, 4.3, 3.0), point(2, 4.1, 2.5), point(4, 4.2, 1.0));
+        PriorSweep sweep = PriorSweep.choose(points, 4.0);
+        assertEquals(points.get(1), sweep.chosen());
+        assertFalse(sweep.withinLimit());
+        assertThrows(IllegalArgumentException.class, () -> PriorSweep.choose(List.of(), 4));
+    }
+
+    private static Point point(double beta, double perplexity, double loads) {
+        return new Point(SelectionPrior.additive(beta), perplexity, loads);
+    }
+
+    @ParameterizedTest
+    @ValueSource(doubles = {0, 1.5, Double.POSITIVE_INFINITY})
+    void expertPrior_saveAndLoad_sameAgain(double beta) throws IOException {
+        assertNull(ExpertPrior.load(folder));
+        ExpertPrior prior =
+                new ExpertPrior(ExpertMask.random(3, EXPERTS, 2, 1), SelectionPrior.additive(beta));
+        prior.save(folder);
+        assertEquals(prior, ExpertPrior.load(folder));
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "",
+                "[]",
+                "{}",
+                "{\"mask\": [[9]], \"experts\": 2, \"form\": \"additive\", \"beta\": 1,"
+                        + " \"protected_top\": 1, \"logit_range\": 1}",
+                "{\"mask\": [[0]], \"experts\": 2, \"form\": \"loud\", \"beta\": 1,"
+                        + " \"protected_top\": 1, \"logit_range\": 1}"
+            })
+    void expertPrior_brokenFile_errorNamesIt(String text) throws IOException {
+        Files.writeString(folder.resolve(ExpertPrior.FILE), text);
+        IllegalArgumentException e =
+                assertThrows(IllegalArgumentException.class, () -> ExpertPrior.load(folder));
+        assertNotNull(e.getMessage());
+        assertTrue(e.getMessage().contains(ExpertPrior.FILE), e.getMessage());
+    }
+}
