@@ -149,6 +149,7 @@ public record DemoReport(
                 .setTitle("MaskCoFT demo: " + settings.language().label())
                 .addParagraph(summary())
                 .addTable(armTable())
+                .addParagraph("Columns from lru on: expert loads a token, by eviction policy.")
                 .addHeading("Expert loads")
                 .addParagraph(
                         "How many experts must be loaded for a token, over all layers, if a layer's cache"
@@ -223,15 +224,20 @@ public record DemoReport(
 
     private ReportTable armTable() {
         List<String> header = new ArrayList<>(List.of("", "perplexity"));
-        Demo.POLICIES.forEach(p -> header.add("loads a token, " + p.jsonName()));
+        Demo.POLICIES.forEach(p -> header.add(p.jsonName()));
         List<List<?>> rows = new ArrayList<>();
         arms().forEach(
                         (name, arm) -> {
-                            List<Object> row = new ArrayList<>(List.of(name, arm.perplexity()));
-                            row.addAll(arm.loadsPerToken().values());
+                            List<Object> row =
+                                    new ArrayList<>(List.of(name, rounded(arm.perplexity())));
+                            arm.loadsPerToken().values().forEach(v -> row.add(rounded(v)));
                             rows.add(row);
                         });
         return new ReportTable(header, rows);
+    }
+
+    private static String rounded(double value) {
+        return String.format(Locale.ROOT, "%.3f", value);
     }
 
     private ReportChart loadsChart() {
@@ -273,8 +279,8 @@ public record DemoReport(
             rows.add(
                     List.of(
                             point.prior().beta(),
-                            point.perplexity(),
-                            point.loadsPerToken(),
+                            rounded(point.perplexity()),
+                            rounded(point.loadsPerToken()),
                             point == sweep.chosen() ? "chosen" : ""));
         }
         return new ReportTable(List.of("beta", "validation perplexity", "loads a token", ""), rows);

@@ -184,12 +184,15 @@ public sealed interface ReportChart {
                     "peak memory, " + (gib ? "GiB" : "MiB"),
                     components,
                     List.of(
-                            new BarSeries(
-                                    "planned",
-                                    Arrays.stream(planned).mapToDouble(b -> b / unit).toArray()),
-                            new BarSeries(
-                                    "measured",
-                                    Arrays.stream(measured).mapToDouble(b -> b / unit).toArray())));
+                            new BarSeries("planned", inUnits(planned, unit)),
+                            new BarSeries("measured", inUnits(measured, unit))));
+        }
+
+        /** To a tenth: what the bars are labelled with. */
+        private static double[] inUnits(long[] bytes, double unit) {
+            return Arrays.stream(bytes)
+                    .mapToDouble(b -> Math.round(10 * b / unit) / 10.0)
+                    .toArray();
         }
 
         @Override
