@@ -19,9 +19,12 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.Supplier;
+import java.util.stream.Collectors;
 
 /**
  * One text file of TorchScript functions, compiled by the PyTorch engine that DJL has loaded.
@@ -59,35 +62,35 @@ public final class TorchKernels {
                     });
 
     private final String name;
-    private final PtSymbolBlock module;
+    private final Supplier<String> text;
+    private PtSymbolBlock module;
 
-    private TorchKernels(String name, PtSymbolBlock module) {
+    private TorchKernels(String name, Supplier<String> text) {
         this.name = name;
-        this.module = module;
+        this.text = text;
     }
 
     /**
-     * Returns the kernels of one or several text files, compiling them at the first request of the
-     * process.
+     * Returns the kernels of one or several text files. They are compiled at their first use in the
+     * process; a {@link KernelException} is thrown by that use, and by every later one, if a file
+     * is missing, does not compile, or the PyTorch engine is not there.
      *
      * @param owner the class beside whose class file the texts lie
      * @param resources the files' names, such as {@code norm.py, expert.py}; functions of one may
      *     call those of another
-     * @return the compiled kernels
-     * @throws KernelException if a file is missing, does not compile, or the PyTorch engine is not
-     *     there
+     * @return the kernels
      */
     public static TorchKernels load(Class<?> owner, String... resources) {
         String name = owner.getPackageName() + '/' + String.join("+", resources);
         return LOADED.computeIfAbsent(
                 name,
-                key -> {
-                    StringBuilder text = new StringBuilder();
-                    for (String resource : resources) {
-                        text.append(read(owner, resource)).append('\n');
-                    }
-                    return compile(key, text.toString());
-                });
+                key ->
+                        new TorchKernels(
+                                key,
+                                () ->
+                                        Arrays.stream(resources)
+                                                .map(resource -> read(owner, resource))
+                                                .collect(Collectors.joining("\n"))));
     }
 
     /**
@@ -137,22 +140,33 @@ public final class TorchKernels {
      * @throws KernelException if the text does not compile or the PyTorch engine is not there
      */
     public static TorchKernels compile(String name, String text) {
-        NDManager manager = pytorchManager();
-        EXECUTOR_SET.get();
-        byte[] archive = ScriptArchive.of(text);
-        try {
-            PtSymbolBlock module =
-                    JniUtils.loadModule(
-                            (PtNDManager) manager, new ByteArrayInputStream(archive), false, false);
-            return new TorchKernels(name, module);
-        } catch (EngineException e) {
-            manager.close();
-            throw new KernelException(
-                    "Kernel text " + name + " does not compile: " + e.getMessage(), e);
-        } catch (IOException e) {
-            manager.close();
-            throw new UncheckedIOException(e);
+        TorchKernels kernels = new TorchKernels(name, () -> text);
+        kernels.module();
+        return kernels;
+    }
+
+    private synchronized PtSymbolBlock module() {
+        if (module == null) {
+            byte[] archive = ScriptArchive.of(text.get());
+            NDManager manager = pytorchManager();
+            EXECUTOR_SET.get();
+            try {
+                module =
+                        JniUtils.loadModule(
+                                (PtNDManager) manager,
+                                new ByteArrayInputStream(archive),
+                                false,
+                                false);
+            } catch (EngineException e) {
+                manager.close();
+                throw new KernelException(
+                        "Kernel text " + name + " does not compile: " + e.getMessage(), e);
+            } catch (IOException e) {
+                manager.close();
+                throw new UncheckedIOException(e);
+            }
         }
+        return module;
     }
 
     private static NDManager pytorchManager() {
@@ -236,7 +250,7 @@ public final class TorchKernels {
             for (int i = 0; i < values.length; i++) {
                 values[i] = toValue(arguments[i]);
             }
-            return IValueUtils.runMethod(module, method, values);
+            return IValueUtils.runMethod(module(), method, values);
         } catch (EngineException e) {
             throw failure(method, e);
         } finally {
@@ -307,7 +321,7 @@ public final class TorchKernels {
                     list.add(handle(manager, arguments[i], null));
                 }
             }
-            return IValueUtils.forward(module, list, true);
+            return IValueUtils.forward(module(), list, true);
         } catch (EngineException e) {
             throw failure(method, e);
         } finally {

@@ -120,7 +120,7 @@ class TorchKernelsTest {
         KernelException e =
                 assertThrows(
                         KernelException.class,
-                        () -> TorchKernels.load(TorchKernelsTest.class, "absent.py"));
+                        () -> TorchKernels.load(TorchKernelsTest.class, "absent.py").run("any"));
         assertTrue(e.getMessage().contains("absent.py"), e.getMessage());
     }
 
