@@ -29,7 +29,7 @@ class PlanAgainstRunTest {
      */
     @Test
     void peak_everyTokenToTheSameExperts_isAsPlanned() throws Exception {
-        double ratio = plannedOverMeasured("128,4,8,256,258", "16,256", "skew", "steps=2");
+        double ratio = plannedOverMeasured("256,2,8,512,258", "4,1024", "skew", "kv=2", "steps=2");
         assertTrue(ratio > 0.85 && ratio < 1.25, "planned / measured " + ratio);
     }
 
@@ -51,6 +51,8 @@ class PlanAgainstRunTest {
         ProcessBuilder builder = new ProcessBuilder(command);
         builder.environment().put("MALLOC_MMAP_THRESHOLD_", "1048576");
         builder.environment().put("MALLOC_ARENA_MAX", "1");
+        // Threads that wait for a busy machine's other core spin for minutes.
+        builder.environment().put("OMP_NUM_THREADS", "1");
         builder.environment().remove("MALLOC_TRIM_THRESHOLD_");
         Path out = folder.resolve("out.txt");
         Path err = folder.resolve("err.txt");
