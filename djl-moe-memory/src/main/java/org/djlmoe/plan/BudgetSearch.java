@@ -88,25 +88,9 @@ final class BudgetSearch {
         String how = "";
         PlanSettings current = settings;
         String found = smaller(current);
-        if (found == null
-                && current.stateTier() == PlanSettings.StateTier.HOST
-                && !current.evaluation()) {
-            current = current.toBuilder().optStateTier(PlanSettings.StateTier.FILE).build();
-            how = "the optimizer state in a file";
-            found = smaller(current);
-        }
         if (found == null && current.trained() == PlanSettings.Trained.ALL) {
-            current =
-                    current.toBuilder()
-                            .optAdapters(SUGGESTED_RANK)
-                            .optStateTier(settings.stateTier())
-                            .build();
+            current = current.toBuilder().optAdapters(SUGGESTED_RANK).build();
             how = "training only routers and adapters of rank " + SUGGESTED_RANK;
-            found = smaller(current);
-        }
-        if (found == null && !current.frozenHalf()) {
-            current = current.toBuilder().optFrozenHalf(true).build();
-            how += (how.isEmpty() ? "" : " with ") + "frozen weights in BF16";
             found = smaller(current);
         }
         if (found == null) {
