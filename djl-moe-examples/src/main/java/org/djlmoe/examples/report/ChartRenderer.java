@@ -9,6 +9,8 @@ import java.awt.image.BufferedImage;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.math.BigDecimal;
+import java.math.MathContext;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
@@ -177,7 +179,7 @@ final class ChartRenderer {
                 largest = Double.isFinite(v) ? Math.max(largest, v) : largest;
                 smallest = Math.min(smallest, Double.isNaN(v) ? 0 : v);
                 // XChart leaves a null out.
-                values.add(Double.isFinite(v) ? v : null);
+                values.add(Double.isFinite(v) ? threeDigits(v) : null);
             }
             CategorySeries series = chart.addSeries(i + " " + bar.name(), data.groups(), values);
             series.setFillColor(palette.color(bar.name()));
@@ -227,6 +229,11 @@ final class ChartRenderer {
         }
         chart.addSeries(data.title(), labels(columns), reversed(labels(rows)), cells);
         return chart;
+    }
+
+    /** What a bar is labelled with has to fit on it; the table has all digits. */
+    private static double threeDigits(double value) {
+        return new BigDecimal(value).round(new MathContext(3)).doubleValue();
     }
 
     /** At most 12 labels, at multiples of a power of two; the others are blank and distinct. */

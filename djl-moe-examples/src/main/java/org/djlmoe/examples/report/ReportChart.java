@@ -290,7 +290,7 @@ public sealed interface ReportChart {
                             .flatMapToDouble(Arrays::stream)
                             .max()
                             .orElse(0);
-            double scale = max > 0 ? max : 100;
+            double scale = max > 0 ? Math.ceil(max) : 100;
             return new HeatMap[] {
                 usage("Expert usage before", before, scale),
                 usage("Expert usage after", after, scale)
