@@ -264,9 +264,10 @@ public final class Tape implements ai.djl.training.GradientCollector {
                     kept = boundaries.keep(inputs);
                     recorded = new Recorded(segment, context, kept, sources);
                     outputs = anchored(segment.forward(context, kept.arrays()), recorded);
+                    // Out of the inputs' managers, which may go with the inputs.
+                    outputs.attach(owner);
                     kept.recorded();
                     NDScope.unregister(outputs);
-                    outputs.attach(owner);
                 }
                 for (int i = 0; i < outputs.size(); i++) {
                     links.put(outputs.get(i), new Link(recorded, i, null));

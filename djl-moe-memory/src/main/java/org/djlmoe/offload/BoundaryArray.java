@@ -67,11 +67,6 @@ final class BoundaryArray extends PtNDArray {
         return new BoundaryArray(manager, unowned(leaf), unowned((PtNDArray) output), lateReads);
     }
 
-    /** Returns whether an array of any kind has been closed. */
-    static boolean isReleased(NDArray array) {
-        return ((PtNDArray) array).isReleased();
-    }
-
     private static PtNDArray unowned(PtNDArray array) {
         NDScope.unregister(array);
         array.detach();

@@ -138,26 +138,14 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
         }
     }
 
-    private void startWrite() {
+    private void startWrite(List<Held> candidates) {
         List<Held> next = new ArrayList<>();
-        for (Use use : recorded) {
-            if (!use.undecided) {
-                continue;
-            }
-            use.undecided = false;
-            for (Held one : use.inputs) {
-                if (one.stored != null || one.device == null) {
-                    continue;
-                }
-                if (!one.canBeFreed()) {
-                    // Its maker may let go of it later.
-                    use.undecided = true;
-                } else if (one.isWorthIt()) {
-                    SlotTier.Slot slot = pool.acquire(one.bytes);
-                    if (slot != null) {
-                        one.stored = new StoredBoundary(pool, thread, slot, one.device);
-                        next.add(one);
-                    }
+        for (Held one : candidates) {
+            if (one.isMovable() && one.stored == null) {
+                SlotTier.Slot slot = pool.acquire(one.bytes);
+                if (slot != null) {
+                    one.stored = new StoredBoundary(pool, thread, slot, one.device);
+                    next.add(one);
                 }
             }
         }
@@ -232,8 +220,12 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
 
         final NDArray input;
         final long bytes;
+        // What of it is in the sum of bytes on the device.
+        long counted;
         long version;
         int users;
+        // Backward computations that are using it; it must not be freed under them.
+        int running;
         NDManager home;
         NDArray device;
         StoredBoundary stored;
@@ -245,20 +237,17 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
             device = BoundaryPolicy.withoutHistory(input, home);
             bytes = OffloadSession.bytes(device);
             version = ArrayKernels.version(device);
-            count(bytes);
+            if (input instanceof BoundaryArray) {
+                count(counted = bytes);
+            }
         }
 
-        boolean isForeign() {
-            return !(input instanceof BoundaryArray);
-        }
-
-        /** Whether the memory goes when we let go of it. */
-        boolean canBeFreed() {
-            return !isForeign() || BoundaryArray.isReleased(input);
-        }
-
-        boolean isWorthIt() {
-            return bytes >= Math.max(1, minBytes);
+        /**
+         * Whether letting go of it frees memory. What no segment made may belong to anybody: it may
+         * be a weight.
+         */
+        boolean isMovable() {
+            return input instanceof BoundaryArray && bytes >= Math.max(1, minBytes);
         }
 
         boolean isWritten() {
@@ -267,23 +256,22 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
 
         /** Frees the memory, which can be brought back. */
         void drop() {
-            if (!isWritten()) {
+            if (!isWritten() || running > 0) {
                 return;
             }
             abandonFetch();
             if (device != null) {
                 letGo();
             }
-            if (!isForeign()) {
-                ((BoundaryArray) input).evict(stored);
-            }
+            ((BoundaryArray) input).evict(stored);
         }
 
         private void letGo() {
             home.close();
             home = null;
             device = null;
-            count(-bytes);
+            count(-counted);
+            counted = 0;
         }
 
         void startFetch() {
@@ -296,7 +284,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
                     throw e;
                 }
                 home = place;
-                count(bytes);
+                count(counted = bytes);
                 bytesBack += bytes;
             }
         }
@@ -334,12 +322,11 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
             stored = null;
         }
 
-        void removeUser() {
+        void removeUser(boolean neededNext) {
             if (--users == 0) {
                 release();
                 held.remove(input);
-            } else if (isWritten()) {
-                // Another segment needs it, later.
+            } else if (!neededNext) {
                 drop();
             }
         }
@@ -372,8 +359,8 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
     private final class Use implements BoundaryPolicy.Boundaries {
 
         final List<Held> inputs = new ArrayList<>();
-        boolean undecided = true;
         boolean running;
+        private int inUse;
         private boolean done;
 
         @Override
@@ -389,7 +376,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
             evictAgain();
             inputs.forEach(Held::drop);
             recorded.add(this);
-            startWrite();
+            startWrite(inputs);
         }
 
         @Override
@@ -399,7 +386,11 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
             if (write != null && write.isDone()) {
                 finishWrite(inputs.stream().map(one -> one.input).toList());
             }
-            inputs.forEach(Held::restore);
+            for (Held one : inputs) {
+                one.restore();
+                one.running++;
+                inUse++;
+            }
             Use next = before();
             for (Use other : recorded) {
                 if (other != next && !other.running) {
@@ -428,9 +419,16 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
         public void close() {
             if (!done) {
                 done = true;
+                Use next = before();
                 recorded.remove(this);
-                if (!closed) {
-                    inputs.forEach(Held::removeUser);
+                for (Held one : inputs) {
+                    if (inUse > 0) {
+                        one.running--;
+                        inUse--;
+                    }
+                    if (!closed) {
+                        one.removeUser(next != null && next.inputs.contains(one));
+                    }
                 }
                 inputs.clear();
             }

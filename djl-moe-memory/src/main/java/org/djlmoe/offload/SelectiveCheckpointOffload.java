@@ -36,8 +36,8 @@ import org.slf4j.LoggerFactory;
  *
  * <ul>
  *   <li>what the budget does not hold, and arrays below a minimum size;
- *   <li>inputs that no segment made, as long as their maker holds them, views made of a segment's
- *       output included: keep reshapes inside segments;
+ *   <li>inputs that no segment made, views made of a segment's output included: keep reshapes
+ *       inside segments;
  *   <li>what an operation outside segments needs for its own backward, such as the input of a
  *       {@code Linear} that is not checkpointed.
  * </ul>
