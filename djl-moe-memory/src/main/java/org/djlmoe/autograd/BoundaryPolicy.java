@@ -3,8 +3,10 @@ package org.djlmoe.autograd;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.NDScope;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlmoe.kernel.ArrayKernels;
 
 /**
  * Decides where the inputs of recorded segments, the <i>boundaries</i>, lie between forward and
@@ -40,6 +42,17 @@ public interface BoundaryPolicy {
          * @return {@code output}, or an array of the same values and history that takes its place
          */
         NDArray handOut(NDArray output, NDArray anchor);
+
+        /**
+         * Returns whether an array is as it was handed out.
+         *
+         * @param array an array that {@link #handOut} returned
+         * @param version its {@linkplain ArrayKernels#version version} then
+         * @return false if it was changed in place since
+         */
+        default boolean isUnchanged(NDArray array, long version) {
+            return ArrayKernels.version(array) == version;
+        }
 
         /**
          * Takes the inputs of a segment that is about to run forward. The same array may come
@@ -130,7 +143,7 @@ public interface BoundaryPolicy {
      */
     static NDArray withoutHistory(NDArray array, NDManager home) {
         NDArray plain = array.stopGradient();
-        ai.djl.ndarray.NDScope.unregister(plain);
+        NDScope.unregister(plain);
         plain.attach(home);
         return plain;
     }

@@ -270,7 +270,8 @@ public final class Tape implements ai.djl.training.GradientCollector {
                     NDScope.unregister(outputs);
                 }
                 for (int i = 0; i < outputs.size(); i++) {
-                    links.put(outputs.get(i), new Link(recorded, i, null));
+                    NDArray output = outputs.get(i);
+                    links.put(output, new Link(recorded, i, null, ArrayKernels.version(output)));
                     NDScope.register(outputs.get(i));
                 }
                 stack.push(recorded);
@@ -307,10 +308,12 @@ public final class Tape implements ai.djl.training.GradientCollector {
          */
         private Link linkOf(NDArray input) {
             Link link = links.get(input);
-            if (link != null) {
+            // What a caller has changed in place is no longer what the segment made: autograd knows
+            // the way.
+            if (link != null && boundaries.isUnchanged(input, link.version())) {
                 return link;
             }
-            return ArrayKernels.requiresGradient(input) ? new Link(null, 0, input) : null;
+            return ArrayKernels.requiresGradient(input) ? new Link(null, 0, input, 0) : null;
         }
 
         void send(NDArray target, NDArray gradient) {
@@ -343,7 +346,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
      * The destination of a gradient: output {@code index} of a recorded segment, or an array known
      * to autograd.
      */
-    private record Link(Recorded source, int index, NDArray array) {
+    private record Link(Recorded source, int index, NDArray array, long version) {
 
         void send(NDArray gradient) {
             if (source != null) {

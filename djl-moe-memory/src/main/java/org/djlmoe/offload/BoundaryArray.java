@@ -104,7 +104,7 @@ final class BoundaryArray extends PtNDArray {
      * @return whether the memory was held and is freed
      */
     synchronized boolean evict(StoredBoundary place) {
-        if (isReleased() || values == null || ArrayKernels.version(values) != version) {
+        if (isReleased() || values == null || !isUnchanged()) {
             return false;
         }
         if (stored == null) {
@@ -113,6 +113,11 @@ final class BoundaryArray extends PtNDArray {
         values.close();
         values = null;
         return true;
+    }
+
+    /** Returns whether nobody has changed the values in place. An evicted array is unchanged. */
+    synchronized boolean isUnchanged() {
+        return isReleased() || values == null || ArrayKernels.version(values) == version;
     }
 
     /** Frees the memory again after a late read. */

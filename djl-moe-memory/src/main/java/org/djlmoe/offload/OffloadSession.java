@@ -70,6 +70,11 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
     }
 
     @Override
+    public boolean isUnchanged(NDArray array, long version) {
+        return ((BoundaryArray) array).isUnchanged();
+    }
+
+    @Override
     public BoundaryPolicy.Boundaries keep(NDList inputs) {
         if (write != null && write.isDone()) {
             finishWrite(inputs);

@@ -608,4 +608,25 @@ class OffloadSessionTest {
         assertGradient(expectedGradient(5), x);
         assertEquals(4 * BYTES, statistics.bytesOut());
     }
+
+    @Test
+    void apply_outputChangedInPlaceBeforeTheNextSegment_gradientsOfTheChangedValues() {
+        NDArray x = leaf();
+        NDArray residual = leaf();
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            y.addi(residual); // x^2 + r
+            NDArray z = apply(new Square(), apply(new Square(), y));
+            tape.backward(z.sum());
+        }
+        float[] expected = new float[SIZE];
+        float[] outer = new float[SIZE];
+        for (int i = 0; i < SIZE; i++) {
+            double v = (i + 1.0) / SIZE;
+            outer[i] = (float) (4 * Math.pow(v * v + v, 3));
+            expected[i] = (float) (outer[i] * 2 * v);
+        }
+        assertGradient(expected, x);
+        assertGradient(outer, residual);
+    }
 }
