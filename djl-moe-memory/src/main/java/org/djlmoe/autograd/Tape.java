@@ -38,6 +38,8 @@ import org.slf4j.LoggerFactory;
  * segment's inputs (the boundaries) and what it saved, and what autograd keeps of operations
  * outside segments. A segment's share is released as soon as its backward has run.
  *
+ * <p>Where boundaries lie meanwhile is decided by a {@link BoundaryPolicy}.
+ *
  * <p>A residual connection around a segment is better put inside it: autograd runs once through
  * what lies upstream for each later segment that it feeds.
  *

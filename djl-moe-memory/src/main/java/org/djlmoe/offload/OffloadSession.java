@@ -145,33 +145,36 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
 
     private void startWrite(List<Held> candidates) {
         List<Held> next = new ArrayList<>();
-        for (Held one : candidates) {
-            if (one.isMovable() && one.stored == null) {
+        List<StoredBoundary> places = new ArrayList<>();
+        List<NDArray> arrays = new ArrayList<>();
+        try {
+            for (Held one : candidates) {
+                if (!one.isMovable() || one.stored != null) {
+                    continue;
+                }
                 SlotTier.Slot slot = pool.acquire(one.bytes);
                 if (slot != null) {
                     one.stored = new StoredBoundary(pool, thread, slot, one.device);
                     next.add(one);
+                    places.add(one.stored);
+                    arrays.add(one.device);
                 }
             }
+            if (!next.isEmpty()) {
+                write =
+                        thread.submit(
+                                () -> {
+                                    for (int i = 0; i < places.size(); i++) {
+                                        places.get(i).write(arrays.get(i));
+                                    }
+                                    return null;
+                                });
+                writing.addAll(next);
+            }
+        } catch (RuntimeException | Error e) {
+            next.forEach(Held::unstore);
+            throw e;
         }
-        if (next.isEmpty()) {
-            return;
-        }
-        writing.addAll(next);
-        List<StoredBoundary> places = new ArrayList<>();
-        List<NDArray> arrays = new ArrayList<>();
-        for (Held one : next) {
-            places.add(one.stored);
-            arrays.add(one.device);
-        }
-        write =
-                thread.submit(
-                        () -> {
-                            for (int i = 0; i < places.size(); i++) {
-                                places.get(i).write(arrays.get(i));
-                            }
-                            return null;
-                        });
     }
 
     private void evictAgain() {

@@ -2,6 +2,7 @@ package org.djlmoe.offload;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -13,6 +14,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.SequentialBlock;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
@@ -21,13 +23,17 @@ import ai.djl.training.tracker.Tracker;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.function.Consumer;
 import java.util.stream.Stream;
 import org.djlmoe.autograd.BoundedTrainer;
+import org.djlmoe.model.AttentionBlock;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.model.MoeDecoder;
+import org.djlmoe.moe.MoeBlock;
+import org.djlmoe.optimizer.OffloadStreamAdamW;
 import org.djlmoe.reference.ProcessMemory;
 import org.djlmoe.vocab.RingDtpLoss;
 import org.junit.jupiter.api.Test;
@@ -157,6 +163,89 @@ class DecoderOffloadTest {
             assertTrue(sum > 0, "a gradient is missing");
         }
         assertTrue(offload.lastSession().bytesOut() > 0);
+    }
+
+    /** Blocks in a sequence, [B, S, H] between them: no reshape may hold a boundary. */
+    @Test
+    void step_attentionAndExpertsInASequentialBlock_everyBoundaryMoves() {
+        Map<String, float[]> plain = runSequence(null);
+        SelectiveCheckpointOffload offload = toFiles().build();
+        assertSame(plain, runSequence(offload));
+        // between four blocks
+        assertEquals(3 * BOUNDARY, offload.lastSession().bytesOut());
+        assertEquals(2 * BOUNDARY, offload.lastSession().bytesBack());
+    }
+
+    private static Map<String, float[]> runSequence(SelectiveCheckpointOffload offload) {
+        Engine.getEngine("PyTorch").setRandomSeed(5);
+        MoeConfig config = decoder(1, HIDDEN, 13).config();
+        SequentialBlock block = new SequentialBlock();
+        for (int i = 0; i < 2; i++) {
+            block.add(new AttentionBlock(config))
+                    .add(
+                            MoeBlock.builder()
+                                    .setHiddenSize(HIDDEN)
+                                    .setIntermediateSize(6)
+                                    .setNumExperts(4)
+                                    .setTopK(2)
+                                    .optNorm(1e-5)
+                                    .optResidual(true)
+                                    .build());
+        }
+        try (Model model = Model.newInstance("sequence", "PyTorch")) {
+            model.setBlock(block);
+            Shape shape = new Shape(3, 5, HIDDEN);
+            try (BoundedTrainer trainer = new BoundedTrainer(model, config(offload))) {
+                trainer.initialize(shape);
+                NDArray x = trainer.getManager().randomNormal(shape);
+                Map<String, float[]> result = new LinkedHashMap<>();
+                try (NDManager batch = trainer.getManager().newSubManager();
+                        GradientCollector collector = trainer.newGradientCollector()) {
+                    NDArray input = x.duplicate();
+                    input.attach(batch);
+                    NDArray y = trainer.forward(new NDList(input)).singletonOrThrow();
+                    assertEquals(shape, y.getShape());
+                    result.put("output", y.toFloatArray());
+                    collector.backward(y.square().sum());
+                }
+                result.putAll(TrainedNetwork.gradients(block));
+                return result;
+            }
+        }
+    }
+
+    /** Elsewhere offload took the gradients away before the optimizer had seen them. */
+    @Test
+    void step_withOffloadStreamAdamW_weightsEqual() {
+        assertSame(trained(null), trained(toFiles().build()));
+    }
+
+    private static Map<String, float[]> trained(SelectiveCheckpointOffload offload) {
+        Engine.getEngine("PyTorch").setRandomSeed(11);
+        try (Model model = Model.newInstance("decoder", "PyTorch");
+                OffloadStreamAdamW optimizer =
+                        OffloadStreamAdamW.builder()
+                                .setLearningRateTracker(Tracker.fixed(1e-2f))
+                                .optClipNorm(1)
+                                .build()) {
+            MoeDecoder decoder = decoder(LAYERS, HIDDEN, 13);
+            model.setBlock(decoder);
+            try (BoundedTrainer trainer =
+                    new BoundedTrainer(model, config(offload).optOptimizer(optimizer))) {
+                trainer.initialize(BATCH);
+                Map<String, float[]> weights = new LinkedHashMap<>();
+                NDArray embedding =
+                        decoder.checkpointParameters().get("model.embed_tokens.weight").getArray();
+                float[] before = embedding.toFloatArray();
+                for (int i = 0; i < 3; i++) {
+                    step(trainer, BATCH, 13, i);
+                }
+                assertFalse(Arrays.equals(before, embedding.toFloatArray()), "no step was made");
+                decoder.checkpointParameters()
+                        .forEach((name, p) -> weights.put(name, p.getArray().toFloatArray()));
+                return weights;
+            }
+        }
     }
 
     @Test

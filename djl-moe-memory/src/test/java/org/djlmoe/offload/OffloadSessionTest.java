@@ -131,6 +131,7 @@ class OffloadSessionTest {
 
         final SlotTier inner;
         final List<String> events = Collections.synchronizedList(new ArrayList<>());
+        volatile Runnable beforeNew = () -> {};
         volatile Runnable beforeWrite = () -> {};
         volatile Runnable beforeRead = () -> {};
 
@@ -150,6 +151,7 @@ class OffloadSessionTest {
 
         @Override
         public Slot newSlot(long bytes) {
+            beforeNew.run();
             Slot slot = inner.newSlot(bytes);
             return new Slot() {
                 @Override
@@ -628,5 +630,107 @@ class OffloadSessionTest {
         }
         assertGradient(expected, x);
         assertGradient(outer, residual);
+    }
+
+    /** The sum of two squares. */
+    private static final class SumOfSquares implements Segment {
+
+        @Override
+        public NDList forward(SegmentContext context, NDList inputs) {
+            return plain(inputs);
+        }
+
+        @Override
+        public NDList backward(SegmentContext context, NDList inputs, NDList gradients) {
+            return new NDList(
+                    inputs.get(0).mul(2).mul(gradients.head()),
+                    inputs.get(1).mul(2).mul(gradients.head()));
+        }
+
+        @Override
+        public NDList plain(NDList inputs) {
+            return new NDList(inputs.get(0).square().add(inputs.get(1).square()));
+        }
+    }
+
+    @Test
+    void apply_twoInputs_bothMoveAndTheSameArrayTwiceMovesOnce() {
+        NDArray x = leaf();
+        try (Tape tape = tape()) {
+            NDArray a = apply(new Square(), x);
+            NDArray b = apply(new Square(), x);
+            NDArray c = Tape.apply(new SumOfSquares(), new NDList(a, b)).head(); // 2 x^4
+            NDArray d = Tape.apply(new SumOfSquares(), new NDList(c, c)).head(); // 8 x^8
+            tape.backward(apply(new Square(), d).sum()); // 64 x^16
+        }
+        float[] expected = expectedGradient(4);
+        for (int i = 0; i < SIZE; i++) {
+            expected[i] *= 64;
+        }
+        assertArrayEquals(expected, x.getGradient().toFloatArray(), 1e-2f);
+        assertEquals(4 * BYTES, statistics.bytesOut());
+    }
+
+    @Test
+    void apply_noFileForTheSecondInput_clearErrorAndNextStepIsClean() {
+        int[] left = {1};
+        tier.beforeNew =
+                () -> {
+                    if (left[0]-- == 0) {
+                        throw new UncheckedIOException(new IOException("Too many open files"));
+                    }
+                };
+        NDArray x = leaf();
+        try (Tape tape = tape()) {
+            NDArray a = apply(new Square(), x);
+            NDArray b = apply(new Square(), x);
+            assertThrows(
+                    UncheckedIOException.class,
+                    () -> Tape.apply(new SumOfSquares(), new NDList(a, b)));
+            assertArrayEquals(x.square().toFloatArray(), a.toFloatArray());
+            assertArrayEquals(x.square().toFloatArray(), b.toFloatArray());
+        }
+        tier.beforeNew = () -> {};
+        cleanStep();
+    }
+
+    /** A copy under way and an early close gave NaN elsewhere. */
+    @Test
+    void write_callerClosesTheArrayMeanwhile_valuesAreWritten() {
+        CountDownLatch closed = new CountDownLatch(1);
+        tier.beforeWrite = () -> await(closed, "close waited for a write");
+        NDArray x = leaf();
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            NDArray z = apply(new Square(), y);
+            y.close();
+            // takes the memory that was freed too early, if it was
+            batch.full(new Shape(SIZE), Float.NaN);
+            closed.countDown();
+            NDArray end = apply(new Square(), apply(new Square(), z));
+            tape.backward(end.sum());
+        }
+        assertGradient(expectedGradient(4), x);
+    }
+
+    @Test
+    void apply_evaluationAndAccumulation_gradientsOfBothMicroBatches() {
+        NDArray x = leaf();
+        for (int micro = 0; micro < 2; micro++) {
+            try (Tape tape = tape()) {
+                NDArray y = apply(new Square(), apply(new Square(), apply(new Square(), x)));
+                try (GradMode off = GradMode.off()) {
+                    NDArray plain = apply(new Square(), apply(new Square(), x));
+                    assertArrayEquals(x.pow(4).toFloatArray(), plain.toFloatArray(), 1e-6f);
+                    assertFalse(plain instanceof BoundaryArray);
+                }
+                tape.backward(y.sum());
+            }
+        }
+        float[] expected = expectedGradient(3);
+        for (int i = 0; i < SIZE; i++) {
+            expected[i] *= 2;
+        }
+        assertGradient(expected, x);
     }
 }
