@@ -99,6 +99,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
         bytesBack += bytes(array);
         if (!closed) {
             lateReads.add(array);
+            count(bytes(array));
         }
         return !closed;
     }
@@ -125,7 +126,10 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
         writing.clear();
         for (Held one : written) {
             bytesOut += one.bytes;
-            if (stillNeeded.stream().noneMatch(needed -> needed == one.input)) {
+            if (one.isModified()) {
+                // What was written may be half of each; its backward will say so.
+                one.unstore();
+            } else if (stillNeeded.stream().noneMatch(needed -> needed == one.input)) {
                 one.drop();
             }
         }
@@ -178,7 +182,10 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
     }
 
     private void evictAgain() {
-        lateReads.forEach(BoundaryArray::evictAgain);
+        for (BoundaryArray array : lateReads) {
+            array.evictAgain();
+            count(-bytes(array));
+        }
         lateReads.clear();
     }
 
@@ -304,17 +311,17 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
                 version = ArrayKernels.version(device);
                 fetch = null;
             }
-            requireUnmodified();
-        }
-
-        private void requireUnmodified() {
-            if (ArrayKernels.version(device) != version) {
+            if (isModified()) {
                 throw new IllegalStateException(
                         "An array of shape "
                                 + device.getShape()
                                 + " was changed in place after a segment had taken it as input, so"
                                 + " the segment's gradients would be wrong: change a copy instead");
             }
+        }
+
+        boolean isModified() {
+            return device != null && ArrayKernels.version(device) != version;
         }
 
         private void abandonFetch() {

@@ -733,4 +733,25 @@ class OffloadSessionTest {
         }
         assertGradient(expected, x);
     }
+
+    @Test
+    void backward_boundaryChangedInPlaceDuringItsWrite_clearErrorAndNextStepIsClean() {
+        CountDownLatch changed = new CountDownLatch(1);
+        tier.beforeWrite = () -> await(changed, "the change waited for a write");
+        NDArray x = leaf();
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            NDArray z = apply(new Square(), y);
+            try (GradMode off = GradMode.off()) {
+                y.addi(1);
+            }
+            changed.countDown();
+            NDArray sum = apply(new Square(), apply(new Square(), z)).sum();
+            IllegalStateException e =
+                    assertThrows(IllegalStateException.class, () -> tape.backward(sum));
+            assertTrue(e.getMessage().contains("in place"), e.getMessage());
+        }
+        tier.beforeWrite = () -> {};
+        cleanStep();
+    }
 }
