@@ -17,7 +17,9 @@ public interface Segment {
      *
      * @param context where to save what the backward needs beyond the inputs
      * @param inputs the inputs, without history
-     * @return the outputs, arrays of the segment's own and not its inputs
+     * @return the outputs, arrays of the segment's own and not its inputs; above 1024 elements they
+     *     must not be made of Java values ({@code manager.create(float[])}), whose memory goes with
+     *     the array object
      */
     NDList forward(SegmentContext context, NDList inputs);
 

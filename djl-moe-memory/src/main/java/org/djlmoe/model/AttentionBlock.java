@@ -12,6 +12,7 @@ import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlmoe.autograd.RowSegment;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.autograd.Tape;
@@ -93,11 +94,17 @@ public final class AttentionBlock extends AbstractBlock {
      */
     public NDArray forward(
             ParameterStore parameterStore, NDArray rows, int sequence, boolean training) {
+        Segment segment = segment(parameterStore, rows, sequence, training);
+        return Tape.apply(segment, new NDList(rows)).singletonOrThrow();
+    }
+
+    private Segment segment(
+            ParameterStore parameterStore, NDArray x, int sequence, boolean training) {
         List<NDArray> arrays = new ArrayList<>();
         for (Parameter weight : weights) {
-            arrays.add(parameterStore.getValue(weight, rows.getDevice(), training));
+            arrays.add(parameterStore.getValue(weight, x.getDevice(), training));
         }
-        return Tape.apply(new Attention(arrays, sequence), new NDList(rows)).singletonOrThrow();
+        return new Attention(arrays, sequence);
     }
 
     /** Takes [B, S, H], for use as a block of its own. */
@@ -113,9 +120,8 @@ public final class AttentionBlock extends AbstractBlock {
             throw new IllegalArgumentException(
                     "AttentionBlock expects [batch, sequence, hidden], got " + shape);
         }
-        NDArray rows = x.reshape(-1, shape.get(2));
-        NDArray y = forward(parameterStore, rows, (int) shape.get(1), training);
-        return new NDList(y.reshape(shape));
+        Segment segment = segment(parameterStore, x, (int) shape.get(1), training);
+        return Tape.apply(new RowSegment(segment), new NDList(x));
     }
 
     @Override

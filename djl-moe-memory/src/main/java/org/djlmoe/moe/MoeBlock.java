@@ -10,6 +10,8 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.util.PairList;
+import org.djlmoe.autograd.RowSegment;
+import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.Tape;
 import org.djlmoe.expert.Experts;
 import org.djlmoe.kernel.NormKernels;
@@ -168,12 +170,9 @@ public final class MoeBlock extends AbstractBlock {
             throw new IllegalArgumentException(
                     "MoeBlock expects a last axis of " + hidden + ", got " + shape);
         }
-        MoeSegment segment = new MoeSegment(this, parameterStore, training);
-        if (shape.dimension() == 2) {
-            return Tape.apply(segment, new NDList(x));
-        }
-        NDArray rows = Tape.apply(segment, new NDList(x.reshape(-1, hidden))).singletonOrThrow();
-        return new NDList(rows.reshape(shape));
+        Segment segment = new MoeSegment(this, parameterStore, training);
+        return Tape.apply(
+                shape.dimension() == 2 ? segment : new RowSegment(segment), new NDList(x));
     }
 
     /** The layer from its parts, differentiable and unbounded. */

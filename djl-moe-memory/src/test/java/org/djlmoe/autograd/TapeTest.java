@@ -315,4 +315,45 @@ class TapeTest {
         assertEquals(
                 1 * .5f * .125f * .0078125f * 3.0517578e-5f, x.getGradient().toFloatArray()[0]);
     }
+
+    /** A residual added in place, and a product: both lost where a tape looks at identity alone. */
+    @Test
+    void backward_outputChangedInPlaceBeforeTheNextSegment_chainRuleOfTheChange() {
+        NDArray x = leaf(1, 2);
+        NDArray residual = leaf(3, 5);
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            y.muli(2).addi(residual);
+            tape.backward(apply(new Square(), y).sum()); // (2 x^2 + r)^2
+        }
+        assertArrayEquals(new float[] {5 * 2 * 4, 13 * 2 * 8}, x.getGradient().toFloatArray());
+        assertArrayEquals(new float[] {10, 26}, residual.getGradient().toFloatArray());
+    }
+
+    /** Such an array uses memory of Java, which goes with the array object that made it. */
+    @Test
+    void apply_outputMadeOfJavaValues_keepsItsValues() {
+        Segment constant =
+                new Square() {
+                    @Override
+                    public NDList forward(SegmentContext context, NDList inputs) {
+                        return new NDList(context.manager().create(5f));
+                    }
+                };
+        try (Tape tape = tape()) {
+            NDList outputs = new NDList();
+            for (int i = 0; i < 50; i++) {
+                outputs.add(apply(constant, leaf(1)));
+            }
+            for (int i = 0; i < 50; i++) {
+                System.gc();
+                for (int k = 0; k < 20; k++) {
+                    manager.create(Float.NaN);
+                }
+            }
+            for (NDArray output : outputs) {
+                assertEquals(5, output.getFloat());
+            }
+        }
+    }
 }
