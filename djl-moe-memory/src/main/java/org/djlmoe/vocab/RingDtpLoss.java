@@ -37,9 +37,9 @@ import org.djlmoe.kernel.VocabKernels;
  * <ul>
  *   <li>predictions: what {@link VocabProjection} gives, (hidden, weight) or (hidden, weight,
  *       bias), of shapes (B, S, H) or (N, H), (V, H) and (V)
- *   <li>labels: (labels) or (labels, weights), both of shape (B, S) or (N). Labels are whole
- *       numbers of any type. Weights multiply the losses of their tokens; no gradient is taken of
- *       them
+ *   <li>labels: (labels) or (labels, weights), of shape (B, S) or (N), or with a last axis of 1, as
+ *       DJL's softmax cross-entropy needs it. Labels are whole numbers of any type. Weights
+ *       multiply the losses of their tokens; no gradient is taken of them
  * </ul>
  *
  * <p>With logit = cap tanh(scale (x w + bias) / cap), lse their log-sum-exp, s their sum, eps the
@@ -226,7 +226,9 @@ public final class RingDtpLoss extends Loss implements EvaluatorCheck {
                             + ")");
         }
         for (NDArray perToken : labels) {
-            if (!perToken.getShape().equals(hidden.slice(0, axes - 1))) {
+            Shape expected = hidden.slice(0, axes - 1);
+            if (!perToken.getShape().equals(expected)
+                    && !perToken.getShape().equals(expected.add(1))) {
                 throw new IllegalArgumentException(
                         (perToken == labels.head() ? "Labels" : "Weights")
                                 + " of shape "

@@ -22,6 +22,7 @@ import java.util.concurrent.TimeUnit;
 final class ChildJvm implements AutoCloseable {
 
     private static final int LINES_SHOWN = 12;
+    private static final int LINES_KEPT = 100;
 
     /** How the C allocator of a child behaves: it reads its environment only at the start. */
     enum Allocator {
@@ -154,9 +155,16 @@ final class ChildJvm implements AutoCloseable {
 
     private BenchException failure(IOException cause) throws IOException {
         List<String> lines = Files.readAllLines(log, StandardCharsets.UTF_8);
+        int first = 0;
+        for (int i = 0; i < lines.size(); i++) {
+            if (lines.get(i).startsWith("Exception in thread")) {
+                first = i;
+            }
+        }
+        first = Math.max(first, lines.size() - LINES_KEPT);
         String last =
                 String.join(
-                        "\n", lines.subList(Math.max(0, lines.size() - LINES_SHOWN), lines.size()));
+                        "\n", lines.subList(first, Math.min(lines.size(), first + LINES_SHOWN)));
         return new BenchException(
                 "Case "
                         + name

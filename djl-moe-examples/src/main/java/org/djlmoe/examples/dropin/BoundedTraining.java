@@ -4,11 +4,13 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.transformer.IdEmbedding;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.EasyTrain;
 import ai.djl.training.Trainer;
+import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.training.listener.EvaluatorTrainingListener;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
@@ -72,6 +74,7 @@ public final class BoundedTraining {
         RingDtpLoss loss = RingDtpLoss.builder().build();
         DefaultTrainingConfig config =
                 new DefaultTrainingConfig(loss)
+                        .optInitializer(new NormalInitializer(0.02f), Parameter.Type.WEIGHT)
                         .addEvaluator(new TokenAccuracy("accuracy", loss))
                         .optOptimizer(
                                 Optimizer.adamW()

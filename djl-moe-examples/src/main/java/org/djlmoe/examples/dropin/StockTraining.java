@@ -4,6 +4,7 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
 import ai.djl.nn.transformer.IdEmbedding;
@@ -11,6 +12,7 @@ import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.EasyTrain;
 import ai.djl.training.Trainer;
 import ai.djl.training.evaluator.Accuracy;
+import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.training.listener.EvaluatorTrainingListener;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.loss.Loss;
@@ -70,6 +72,7 @@ public final class StockTraining {
         Loss loss = Loss.softmaxCrossEntropyLoss();
         DefaultTrainingConfig config =
                 new DefaultTrainingConfig(loss)
+                        .optInitializer(new NormalInitializer(0.02f), Parameter.Type.WEIGHT)
                         .addEvaluator(new Accuracy("accuracy", 2))
                         .optOptimizer(
                                 Optimizer.adamW()

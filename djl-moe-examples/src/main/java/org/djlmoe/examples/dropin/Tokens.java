@@ -6,8 +6,9 @@ import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.training.Trainer;
+import ai.djl.training.TrainingResult;
 import ai.djl.training.dataset.ArrayDataset;
-import ai.djl.training.listener.EvaluatorTrainingListener;
+import ai.djl.training.evaluator.Evaluator;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import java.util.Locale;
 
@@ -19,6 +20,10 @@ public final class Tokens {
     /**
      * Returns sequences that start and step at random, in batches; labels are the next tokens. Part
      * of the vocabulary is used only, so that something can be learned in a few steps.
+     *
+     * @param manager the owner of the text
+     * @param settings the shape
+     * @return data (B, S) and labels (B, S, 1)
      */
     public static ArrayDataset dataset(NDManager manager, DropInSettings settings) {
         int rows = settings.batch() * settings.batches();
@@ -30,7 +35,8 @@ public final class Tokens {
         NDArray text = places.expandDims(0).mul(step).add(start).mod(used);
         return new ArrayDataset.Builder()
                 .setData(text.get(new NDIndex(":, :-1")))
-                .optLabels(text.get(new NDIndex(":, 1:")))
+                // DJL's cross-entropy takes labels of as many axes as its predictions.
+                .optLabels(text.get(new NDIndex(":, 1:")).expandDims(2))
                 .setSampling(settings.batch(), false)
                 .build();
     }
@@ -40,18 +46,14 @@ public final class Tokens {
 
         @Override
         public void onEpoch(Trainer trainer) {
+            TrainingResult result = trainer.getTrainingResult();
             StringBuilder line = new StringBuilder();
-            trainer.getEvaluators()
-                    .forEach(
-                            evaluator ->
-                                    line.append(
-                                            String.format(
-                                                    Locale.ROOT,
-                                                    "%s %.4f  ",
-                                                    evaluator.getName(),
-                                                    evaluator.getAccumulator(
-                                                            EvaluatorTrainingListener
-                                                                    .TRAIN_EPOCH))));
+            for (Evaluator evaluator : trainer.getEvaluators()) {
+                String name = evaluator.getName();
+                line.append(
+                        String.format(
+                                Locale.ROOT, "%s %.4f  ", name, result.getTrainEvaluation(name)));
+            }
             System.out.println(line.toString().strip());
         }
     }
