@@ -49,6 +49,14 @@ final class BenchCommand implements Runnable {
         return settings;
     }
 
+    private static void heads(int heads, int hidden) {
+        Arguments.positive("--heads", heads);
+        if (hidden % (2 * heads) != 0) {
+            throw new UserError(
+                    "--hidden " + hidden + " must be an even multiple of --heads " + heads);
+        }
+    }
+
     @Command(
             name = "vocab",
             description =
@@ -128,8 +136,15 @@ final class BenchCommand implements Runnable {
         @Override
         public Integer call() throws IOException {
             Map<String, Object> settings = settings("memory", "stock", options);
+            int length = sequence == null ? tokens : sequence;
+            Arguments.positive("--sequence", length);
+            if (tokens % length != 0) {
+                throw new UserError(
+                        "--tokens " + tokens + " is no whole number of sequences of " + length);
+            }
+            heads(heads, hidden);
             settings.put("tokens", tokens);
-            settings.put("sequence", sequence == null ? tokens : sequence);
+            settings.put("sequence", length);
             settings.put("hidden", hidden);
             settings.put("layers", layers);
             settings.put("heads", heads);
@@ -175,6 +190,7 @@ final class BenchCommand implements Runnable {
         @Override
         public Integer call() throws IOException {
             Map<String, Object> settings = settings("ours", "stock", options);
+            heads(heads, hidden);
             settings.put("batch", batch);
             settings.put("sequence", sequence);
             settings.put("hidden", hidden);
