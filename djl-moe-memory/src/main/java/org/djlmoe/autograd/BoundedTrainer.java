@@ -38,6 +38,7 @@ public class BoundedTrainer extends Trainer {
     private final Optimizer optimizer;
     private final long seed;
     private final Queue<Runnable> afterStep = new ArrayDeque<>();
+    private BoundaryPolicy boundaryPolicy = BoundaryPolicy.ON_DEVICE;
     private long collectors;
 
     /**
@@ -97,7 +98,17 @@ public class BoundedTrainer extends Trainer {
 
     @Override
     public GradientCollector newGradientCollector() {
-        return new Tape(getManager(), seed + collectors++, this::zeroGradients);
+        return new Tape(getManager(), seed + collectors++, this::zeroGradients, boundaryPolicy);
+    }
+
+    /**
+     * Sets where the inputs of segments lie between forward and backward, from the next gradient
+     * collector on.
+     *
+     * @param policy the policy; {@link BoundaryPolicy#ON_DEVICE} at first
+     */
+    public void setBoundaryPolicy(BoundaryPolicy policy) {
+        this.boundaryPolicy = policy;
     }
 
     @Override

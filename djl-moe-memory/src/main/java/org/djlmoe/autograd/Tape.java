@@ -53,6 +53,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
     private final Runnable zeroGradients;
     private final long seed;
     private final GradMode gradMode;
+    private final BoundaryPolicy.Session boundaries;
     private final Deque<Frame> frames = new ArrayDeque<>();
     private long segments;
     private boolean failed;
@@ -66,6 +67,19 @@ public final class Tape implements ai.djl.training.GradientCollector {
      * @throws IllegalStateException if this thread has an open tape
      */
     public Tape(NDManager parent, long seed, Runnable zeroGradients) {
+        this(parent, seed, zeroGradients, BoundaryPolicy.ON_DEVICE);
+    }
+
+    /**
+     * Opens a tape on the calling thread.
+     *
+     * @param parent the manager under which the tape keeps its arrays
+     * @param seed decides the random numbers of segments
+     * @param zeroGradients sets the gradients of the model's parameters to zero
+     * @param policy where the inputs of segments lie until backward
+     * @throws IllegalStateException if this thread has an open tape
+     */
+    public Tape(NDManager parent, long seed, Runnable zeroGradients, BoundaryPolicy policy) {
         if (CURRENT.get() != null) {
             throw new IllegalStateException(
                     "A tape is open on this thread already: close the other gradient collector first");
@@ -74,6 +88,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
         this.manager.setName("tape");
         this.seed = seed;
         this.zeroGradients = zeroGradients;
+        this.boundaries = policy.open(manager);
         this.gradMode = GradMode.on();
         frames.push(new Frame());
         CURRENT.set(this);
@@ -204,6 +219,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
         try {
             frames.forEach(Frame::close);
             frames.clear();
+            boundaries.close();
             manager.close();
             if (failed) {
                 zeroGradients.run();
@@ -239,20 +255,19 @@ public final class Tape implements ai.djl.training.GradientCollector {
             }
             NDManager owner = inputs.head().getManager();
             SegmentContext context = new SegmentContext(manager, nextSeed(), true);
+            BoundaryPolicy.Boundaries kept = null;
             try {
-                Recorded recorded = new Recorded(segment, context, sources);
                 NDList outputs;
+                Recorded recorded;
                 try (NDScope scope = new NDScope();
                         GradMode off = GradMode.off()) {
-                    for (NDArray input : inputs) {
-                        NDArray boundary = input.stopGradient();
-                        NDScope.unregister(boundary);
-                        boundary.attach(context.manager());
-                        recorded.boundaries.add(boundary);
-                    }
-                    outputs = anchored(segment.forward(context, recorded.boundaries), recorded);
-                    NDScope.unregister(outputs);
+                    kept = boundaries.keep(inputs);
+                    recorded = new Recorded(segment, context, kept, sources);
+                    outputs = anchored(segment.forward(context, kept.arrays()), recorded);
+                    // Out of the inputs' managers, which may go with the inputs.
                     outputs.attach(owner);
+                    kept.recorded();
+                    NDScope.unregister(outputs);
                 }
                 for (int i = 0; i < outputs.size(); i++) {
                     links.put(outputs.get(i), new Link(recorded, i, null));
@@ -262,6 +277,9 @@ public final class Tape implements ai.djl.training.GradientCollector {
                 return outputs;
             } catch (RuntimeException | Error e) {
                 context.close();
+                if (kept != null) {
+                    kept.close();
+                }
                 throw e;
             }
         }
@@ -277,7 +295,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
                 NDScope.unregister(anchor);
                 anchor.attach(recorded.context.manager());
                 recorded.anchors.add(anchor);
-                outputs.add(pair.get(0));
+                outputs.add(boundaries.handOut(pair.get(0), anchor));
             }
             recorded.direct = new NDArray[outputs.size()];
             return outputs;
@@ -352,15 +370,20 @@ public final class Tape implements ai.djl.training.GradientCollector {
 
         final Segment segment;
         final SegmentContext context;
-        final NDList boundaries = new NDList();
+        final BoundaryPolicy.Boundaries boundaries;
         final List<Link> inputs;
         final List<NDArray> anchors = new ArrayList<>();
         NDArray[] direct;
         private boolean done;
 
-        Recorded(Segment segment, SegmentContext context, List<Link> inputs) {
+        Recorded(
+                Segment segment,
+                SegmentContext context,
+                BoundaryPolicy.Boundaries boundaries,
+                List<Link> inputs) {
             this.segment = segment;
             this.context = context;
+            this.boundaries = boundaries;
             this.inputs = inputs;
         }
 
@@ -405,7 +428,8 @@ public final class Tape implements ai.djl.training.GradientCollector {
                     return false;
                 }
                 done = true;
-                NDList inputGradients = segment.backward(context, boundaries, gradients);
+                boundaries.beforeBackward();
+                NDList inputGradients = segment.backward(context, boundaries.arrays(), gradients);
                 for (int i = 0; i < inputs.size(); i++) {
                     if (inputs.get(i) != null && inputGradients.get(i) != null) {
                         inputs.get(i).send(inputGradients.get(i));
@@ -422,6 +446,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
         @Override
         public void close() {
             context.close();
+            boundaries.close();
             inputs.clear();
         }
     }

@@ -3,13 +3,23 @@ package org.djlmoe.tier;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.NDScope;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.LinkedHashSet;
 import java.util.Set;
+import org.djlmoe.kernel.TorchKernels;
 
-/** State in the ordinary memory of the host. */
-public final class HostTier implements Tier {
+/**
+ * The ordinary memory of the host, for state and for slots.
+ *
+ * <p>Where the device is the CPU itself, slots here free nothing: what leaves the device lies in
+ * the same memory again. They are of use with a GPU (and in tests); on the CPU a {@link FileTier}
+ * is what helps.
+ */
+public final class HostTier implements Tier, SlotTier {
+
+    private static final TorchKernels KERNELS = TorchKernels.load(HostTier.class, "slots.py");
 
     private final Set<String> names = new LinkedHashSet<>();
     private NDManager manager;
@@ -20,17 +30,41 @@ public final class HostTier implements Tier {
         if (!names.add(name)) {
             throw new IllegalArgumentException("This tier holds " + name + " already");
         }
+        bytes += elements * Float.BYTES;
+        // Writing the zeros is the first touch: fresh pages cost more than any later pass.
+        return manager().full(new Shape(elements), 0f, DataType.FLOAT32);
+    }
+
+    private synchronized NDManager manager() {
         if (manager == null) {
             manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
         }
-        bytes += elements * Float.BYTES;
-        // Writing the zeros is the first touch: fresh pages cost more than any later pass.
-        return manager.full(new Shape(elements), 0f, DataType.FLOAT32);
+        return manager;
     }
 
     @Override
     public synchronized long bytes() {
         return bytes;
+    }
+
+    private synchronized void count(long change) {
+        bytes += change;
+    }
+
+    @Override
+    public long sizeOf(long bytes) {
+        return bytes;
+    }
+
+    @Override
+    public long available() {
+        return Long.MAX_VALUE;
+    }
+
+    @Override
+    public Slot newSlot(long bytes) {
+        count(bytes);
+        return new HostSlot(bytes);
     }
 
     @Override
@@ -41,5 +75,53 @@ public final class HostTier implements Tier {
         }
         names.clear();
         bytes = 0;
+    }
+
+    private final class HostSlot implements Slot {
+
+        private final long capacity;
+        private NDArray array;
+        private boolean closed;
+
+        HostSlot(long capacity) {
+            this.capacity = capacity;
+        }
+
+        @Override
+        public void write(NDArray source) {
+            DataType type = source.getDataType();
+            long size = source.size() * type.getNumOfBytes();
+            if (size > capacity) {
+                throw new IllegalArgumentException(
+                        "An array of " + size + " bytes does not fit a slot of " + capacity);
+            }
+            if (array == null || array.getDataType() != type) {
+                free();
+                array = manager().create(new Shape(capacity / type.getNumOfBytes()), type);
+                NDScope.unregister(array);
+            }
+            KERNELS.run("store", array, source);
+        }
+
+        @Override
+        public void read(NDArray target) {
+            KERNELS.run("load", array, target);
+        }
+
+        private void free() {
+            if (array != null) {
+                array.close();
+                array = null;
+            }
+        }
+
+        @Override
+        public void close() {
+            free();
+            if (!closed) {
+                closed = true;
+                count(-capacity);
+            }
+        }
     }
 }

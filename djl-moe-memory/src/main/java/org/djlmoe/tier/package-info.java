@@ -1,6 +1,7 @@
 /**
- * Places outside device memory where state lies between its uses.
+ * Places outside device memory where arrays lie between their uses.
  *
- * <p>Named sizes come in, arrays of that size go out; what lies in them is the caller's matter.
+ * <p>State: named sizes come in, arrays of that size go out. Activations: arrays come in to be
+ * written to slots, and are read back. What lies in them is the caller's matter.
  */
 package org.djlmoe.tier;

@@ -5,7 +5,11 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
 import org.junit.jupiter.api.Test;
 
 class HostTierTest {
@@ -39,5 +43,31 @@ class HostTierTest {
         tier.close();
         assertEquals(0, tier.bytes());
         assertThrows(IllegalStateException.class, a::toFloatArray);
+    }
+
+    @Test
+    void slot_writtenWithSeveralTypesAndStrides_sameValuesBack() {
+        try (HostTier tier = new HostTier();
+                NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            SlotTier.Slot slot = tier.newSlot(96);
+            assertEquals(96, tier.bytes());
+            NDArray strided = manager.arange(12f).reshape(3, 4).transpose();
+            NDArray back = manager.create(new Shape(4, 3));
+            slot.write(strided);
+            slot.read(back);
+            assertArrayEquals(strided.toFloatArray(), back.toFloatArray());
+
+            NDArray longs = manager.create(new long[] {1L << 40, -3, 5});
+            NDArray longsBack = manager.zeros(new Shape(3), DataType.INT64);
+            slot.write(longs);
+            slot.read(longsBack);
+            assertArrayEquals(longs.toLongArray(), longsBack.toLongArray());
+
+            NDArray large = manager.zeros(new Shape(25));
+            assertThrows(IllegalArgumentException.class, () -> slot.write(large));
+            slot.close();
+            slot.close();
+            assertEquals(0, tier.bytes());
+        }
     }
 }
