@@ -24,13 +24,18 @@ public final class Benches {
     }
 
     /**
-     * Returns the cases of checkpointed decoder layers, compared with plain autograd.
+     * Returns the cases of checkpointed decoder layers, compared with plain autograd: boundaries in
+     * memory, in files, and in files on a disk that takes 0.8 of a segment's time for each.
      *
      * @return the cases
      */
     public static List<Case> checkpoint() {
         Case stock = new Case(CheckpointWorkload.STOCK, CheckpointWorkload.class, null);
-        return List.of(stock, new Case(CheckpointWorkload.MEMORY, CheckpointWorkload.class, stock));
+        return List.of(
+                stock,
+                new Case(CheckpointWorkload.MEMORY, CheckpointWorkload.class, stock),
+                new Case(CheckpointWorkload.FILE_TIER, CheckpointWorkload.class, stock),
+                new Case(CheckpointWorkload.SLOW_TIER, CheckpointWorkload.class, stock));
     }
 
     /**

@@ -1,6 +1,7 @@
 package org.djlmoe.examples.cli;
 
 import java.io.IOException;
+import java.nio.file.Path;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.concurrent.Callable;
@@ -99,7 +100,7 @@ final class BenchCommand implements Runnable {
     @Command(
             name = "checkpoint",
             description =
-                    "Forward and backward of decoder layers: boundaries alone, held in memory, beside"
+                    "Forward and backward of decoder layers: their boundaries in files, in memory, and"
                             + " all that DJL's own trainer holds.",
             mixinStandardHelpOptions = true,
             versionProvider = Moe.Version.class,
@@ -133,9 +134,16 @@ final class BenchCommand implements Runnable {
                 description = "Inner width of the SwiGLU (default: 1024).")
         private int intermediate;
 
+        @Option(
+                names = "--tier",
+                paramLabel = "DIR",
+                defaultValue = "${sys:java.io.tmpdir}",
+                description = "Where boundaries are stored, on a disk (default: ${DEFAULT-VALUE}).")
+        private Path tier;
+
         @Override
         public Integer call() throws IOException {
-            Map<String, Object> settings = settings("memory", "stock", options);
+            Map<String, Object> settings = settings("file-tier", "memory", options);
             int length = sequence == null ? tokens : sequence;
             Arguments.positive("--sequence", length);
             if (tokens % length != 0) {
@@ -150,6 +158,7 @@ final class BenchCommand implements Runnable {
             settings.put("heads", heads);
             settings.put("window", window);
             settings.put("intermediate", intermediate);
+            settings.put("tier", tier.toString());
             return bench.run("checkpoint", settings, Benches.checkpoint(), options);
         }
     }
