@@ -1,11 +1,14 @@
 package org.djlmoe.vocab;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
 import ai.djl.Model;
+import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
@@ -16,6 +19,7 @@ import ai.djl.training.evaluator.Accuracy;
 import ai.djl.training.evaluator.Evaluator;
 import ai.djl.training.evaluator.TopKAccuracy;
 import ai.djl.training.loss.Loss;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.function.Function;
@@ -170,7 +174,7 @@ class TokenEvaluatorsTest {
         try (GradientCollector collector =
                 kind == Collector.TAPE
                         ? new Tape(manager, 1, () -> {})
-                        : ai.djl.engine.Engine.getEngine("PyTorch").newGradientCollector()) {
+                        : Engine.getEngine("PyTorch").newGradientCollector()) {
             NDArray value = loss.evaluate(targets, in);
             collector.backward(value);
             gradient = in.get(1).getGradient().toFloatArray();
@@ -179,8 +183,7 @@ class TokenEvaluatorsTest {
         double[] expected = reference(labels);
         assertEquals(expected[0], perplexity.getAccumulator("train"), 1e-5 * expected[0]);
         assertEquals(expected[1], accuracy.getAccumulator("train"), 1e-7);
-        org.junit.jupiter.api.Assertions.assertArrayEquals(
-                gradient, in.get(1).getGradient().toFloatArray());
+        assertArrayEquals(gradient, in.get(1).getGradient().toFloatArray());
     }
 
     @Test
@@ -197,7 +200,7 @@ class TokenEvaluatorsTest {
         accuracy.addAccumulator("train");
         accuracy.updateAccumulator("train", targets, in);
 
-        org.junit.jupiter.api.Assertions.assertSame(first, loss.scores(targets, in));
+        assertSame(first, loss.scores(targets, in));
     }
 
     @Test
@@ -207,7 +210,7 @@ class TokenEvaluatorsTest {
         accuracy.addAccumulator("all");
         assertEquals(Float.NaN, accuracy.getAccumulator("all"));
         long[] one = new long[N];
-        java.util.Arrays.fill(one, -100);
+        Arrays.fill(one, -100);
         one[4] = (best(4) + 1) % V;
         long[] rest = new long[N];
         for (int i = 0; i < N; i++) {
@@ -225,7 +228,7 @@ class TokenEvaluatorsTest {
     @Test
     void evaluate_allIgnored_isNaN() {
         long[] none = new long[N];
-        java.util.Arrays.fill(none, -100);
+        Arrays.fill(none, -100);
         RingDtpLoss loss = loss().build();
         for (TokenEvaluator e : List.of(new TokenAccuracy(loss), new Perplexity(loss))) {
             assertEquals(Float.NaN, e.evaluate(labels(none), predictions()).getFloat());
@@ -244,6 +247,22 @@ class TokenEvaluatorsTest {
         assertEquals(
                 (N - 1f) / N, new TokenAccuracy(loss).evaluate(labels(ids), in).getFloat(), 1e-7f);
         assertEquals(V, new Perplexity(loss).evaluate(labels(ids), in).getFloat(), 1e-5f);
+    }
+
+    @ParameterizedTest
+    @EnumSource(Reduction.class)
+    void evaluate_labelsWithALastAxisOfOne_areTheSameLabels(Reduction reduction) {
+        RingDtpLoss loss = loss().optReduction(reduction).build();
+        NDArray flat = manager.create(labels, new Shape(3, N / 3));
+        NDArray expected = loss.evaluate(new NDList(flat), predictions());
+        NDArray actual = loss.evaluate(new NDList(flat.expandDims(2)), predictions());
+
+        assertArrayEquals(expected.toFloatArray(), actual.toFloatArray());
+        assertEquals(
+                new TokenAccuracy(loss).evaluate(new NDList(flat), predictions()).getFloat(),
+                new TokenAccuracy(loss)
+                        .evaluate(new NDList(flat.expandDims(2)), predictions())
+                        .getFloat());
     }
 
     static Stream<Evaluator> stock() {
