@@ -76,7 +76,12 @@ public final class Benchmark {
      * @throws IOException if a child cannot be started, or results not be stored
      */
     public BenchReport run(Progress progress) throws IOException {
-        Path folder = Files.createTempDirectory("bench");
+        return run(progress, Path.of(System.getProperty("java.io.tmpdir")));
+    }
+
+    /** Measures, with files in a directory of its own below another while it runs. */
+    BenchReport run(Progress progress, Path temporary) throws IOException {
+        Path folder = Files.createTempDirectory(temporary, "bench");
         Map<Case, Path> results = new LinkedHashMap<>();
         try {
             List<Memory> memory = new ArrayList<>();
@@ -84,7 +89,7 @@ public final class Benchmark {
                 memory.add(memory(each, folder, results));
                 progress.step(each.name() + ": peak");
             }
-            List<List<Double>> seconds = seconds(progress);
+            List<List<Double>> seconds = seconds(progress, folder);
             List<Result> rows = new ArrayList<>();
             for (int i = 0; i < cases.size(); i++) {
                 Memory m = memory.get(i);
@@ -109,13 +114,13 @@ public final class Benchmark {
     private Memory memory(Case target, Path folder, Map<Case, Path> results) throws IOException {
         Case reference = target.reference();
         if (reference != null && !results.containsKey(reference)) {
-            try (ChildJvm child = ChildJvm.start(reference, settings, Allocator.POOLED)) {
+            try (ChildJvm child = ChildJvm.start(reference, settings, Allocator.POOLED, folder)) {
                 child.run();
                 results.put(reference, folder.resolve(reference.name()));
                 child.write(results.get(reference));
             }
         }
-        try (ChildJvm child = ChildJvm.start(target, settings, Allocator.EXACT)) {
+        try (ChildJvm child = ChildJvm.start(target, settings, Allocator.EXACT, folder)) {
             child.run();
             double peak = child.peak();
             Map<String, Double> figures = child.figures();
@@ -135,12 +140,12 @@ public final class Benchmark {
         }
     }
 
-    private List<List<Double>> seconds(Progress progress) throws IOException {
+    private List<List<Double>> seconds(Progress progress, Path folder) throws IOException {
         List<ChildJvm> children = new ArrayList<>();
         List<List<Double>> seconds = new ArrayList<>();
         try {
             for (Case each : cases) {
-                ChildJvm child = ChildJvm.start(each, settings, Allocator.POOLED);
+                ChildJvm child = ChildJvm.start(each, settings, Allocator.POOLED, folder);
                 children.add(child);
                 child.run();
                 seconds.add(new ArrayList<>());

@@ -64,10 +64,11 @@ final class ChildJvm implements AutoCloseable {
      * @param target the case
      * @param options what the case is told
      * @param allocator what is going to be measured
+     * @param folder where its log lies while it runs
      * @return the child
      * @throws BenchException if the workload cannot be created
      */
-    static ChildJvm start(Case target, Map<String, ?> options, Allocator allocator)
+    static ChildJvm start(Case target, Map<String, ?> options, Allocator allocator, Path folder)
             throws IOException {
         List<String> command = new ArrayList<>();
         command.add(
@@ -90,7 +91,7 @@ final class ChildJvm implements AutoCloseable {
                         target.workload().getName(),
                         target.name()));
         options.forEach((option, value) -> command.add(option + "=" + value));
-        Path log = Files.createTempFile("bench-" + target.name() + "-", ".log");
+        Path log = Files.createTempFile(folder, target.name(), ".log");
         ProcessBuilder builder = new ProcessBuilder(command).redirectError(log.toFile());
         builder.environment().keySet().removeIf(variable -> variable.startsWith("MALLOC_"));
         builder.environment().putAll(allocator.environment);

@@ -10,14 +10,13 @@ import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Set;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -26,6 +25,8 @@ class BenchmarkTest {
     private static final Case REFERENCE = new Case("reference", ToyWorkload.class, null);
     private static final Case OURS = new Case("ours", ToyWorkload.class, REFERENCE);
     private static final Case STOCK = new Case("stock", ToyWorkload.class, null);
+
+    @TempDir private Path temporary;
 
     private static Map<String, Object> settings() {
         Map<String, Object> settings = new LinkedHashMap<>();
@@ -37,24 +38,18 @@ class BenchmarkTest {
         return settings;
     }
 
-    private static Set<String> temporaries() throws IOException {
-        try (Stream<Path> files = Files.list(Path.of(System.getProperty("java.io.tmpdir")))) {
-            return files.map(f -> f.getFileName().toString())
-                    .filter(
-                            f ->
-                                    f.matches(
-                                            "bench-?(ours|stock|broken.*|killed.*|reference|\\d+).*"))
-                    .collect(Collectors.toCollection(HashSet::new));
+    private void assertNothingLeft() throws IOException {
+        try (Stream<Path> files = Files.list(temporary)) {
+            assertEquals(List.of(), files.collect(Collectors.toList()));
         }
     }
 
     @Test
     void run_toyCases_measuresPeaksAboveResidentArraysAndErrors() throws IOException {
-        Set<String> before = temporaries();
         List<String> steps = new ArrayList<>();
         Benchmark benchmark = new Benchmark("toy", settings(), List.of(OURS, STOCK), 2);
 
-        BenchReport report = benchmark.run(steps::add);
+        BenchReport report = benchmark.run(steps::add, temporary);
 
         assertEquals(benchmark.steps(), steps.size());
         assertEquals(
@@ -71,7 +66,7 @@ class BenchmarkTest {
         assertEquals(Double.NaN, stock.lossError());
         assertEquals(2.0, ours.figures().get("run_count"));
         assertTrue(ours.seconds() > 0 && stock.seconds() > 0);
-        assertEquals(before, temporaries());
+        assertNothingLeft();
     }
 
     @ParameterizedTest
@@ -82,18 +77,18 @@ class BenchmarkTest {
     })
     void run_caseFails_saysWhichAndWhatItSaidAndLeavesNothing(
             String name, String code, String message) throws IOException {
-        Set<String> before = temporaries();
         Benchmark benchmark =
                 new Benchmark(
                         "toy", settings(), List.of(new Case(name, ToyWorkload.class, null)), 1);
 
         String said =
-                assertThrows(BenchException.class, () -> benchmark.run(what -> {})).getMessage();
+                assertThrows(BenchException.class, () -> benchmark.run(what -> {}, temporary))
+                        .getMessage();
 
         assertTrue(said.contains("Case " + name), said);
         assertTrue(said.contains(code), said);
         assertTrue(said.contains(message), said);
-        assertEquals(before, temporaries());
+        assertNothingLeft();
     }
 
     private static BenchReport.Result result(String name, double seconds, double peak) {

@@ -4,11 +4,15 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
+import java.nio.file.Path;
 import java.util.Map;
 import org.djlmoe.examples.bench.ChildJvm.Allocator;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 
 class SoakTest {
+
+    @TempDir private Path temporary;
 
     @Test
     void dropIn_steps50To300_holdNoMoreArraysOrMemory() throws IOException {
@@ -29,7 +33,7 @@ class SoakTest {
                         "seed",
                         1);
         Case ours = new Case(DropInWorkload.OURS, SoakWorkload.class, null);
-        try (ChildJvm child = ChildJvm.start(ours, shape, Allocator.EXACT)) {
+        try (ChildJvm child = ChildJvm.start(ours, shape, Allocator.EXACT, temporary)) {
             child.run();
             Map<String, Double> after50 = child.figures();
             for (int i = 0; i < 5; i++) {
