@@ -7,8 +7,8 @@ package org.djlmoe.vocab;
  * weight, bias). The logits, with the loss's scale and cap, exist for one of its blocks at a time.
  * Tokens that the loss ignores do not count; all others count alike, whatever their weights.
  *
- * <p>It costs nothing beside the loss when both are asked about the same batch under a {@code
- * BoundedTrainer}: the loss counts while it has the logits in hand.
+ * <p>When both are asked about the same batch under a {@code BoundedTrainer}, the loss counts while
+ * it has the logits in hand, and nothing is multiplied twice.
  */
 public final class Perplexity extends TokenEvaluator {
 
