@@ -57,7 +57,8 @@ public class BoundedTrainer extends Trainer {
      * @param model the model, with its block set
      * @param config the training configuration
      * @param seed decides the random numbers of segments, such as dropout in a checkpointed block
-     * @throws IllegalArgumentException if the configuration names several devices or an executor
+     * @throws IllegalArgumentException if the configuration names several devices or an executor,
+     *     or an evaluator that its loss refuses
      */
     public BoundedTrainer(Model model, TrainingConfig config, long seed) {
         this(model, new DeferredListeners(config), seed);
@@ -87,6 +88,9 @@ public class BoundedTrainer extends Trainer {
             throw new IllegalArgumentException(
                     "BoundedTrainer runs forward and backward on the calling thread; remove"
                             + " optExecutorService from the configuration");
+        }
+        if (config.getLossFunction() instanceof EvaluatorCheck) {
+            ((EvaluatorCheck) config.getLossFunction()).checkEvaluators(config.getEvaluators());
         }
         model.newTrainer(config).close();
         return model;

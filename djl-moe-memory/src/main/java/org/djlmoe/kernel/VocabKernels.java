@@ -79,6 +79,43 @@ public final class VocabKernels {
     }
 
     /**
+     * How well tokens were predicted, whatever their factors.
+     *
+     * @param nll the negative log-likelihoods of the labels, F32, shape (n), or null
+     * @param best the likeliest ids, INT64, shape (n), or null
+     */
+    public record Scores(NDArray nll, NDArray best) {
+
+        /** Not asked for. */
+        public static final Scores NONE = new Scores(null, null);
+
+        /**
+         * Creates arrays to be filled.
+         *
+         * @param manager their owner
+         * @param tokens the tokens
+         * @return the arrays
+         */
+        public static Scores create(NDManager manager, Tokens tokens) {
+            Shape shape = new Shape(tokens.count());
+            return new Scores(manager.create(shape), manager.create(shape, DataType.INT64));
+        }
+
+        /**
+         * Adds up, in double precision.
+         *
+         * @param tokens the tokens
+         * @return the sum of the negative log-likelihoods and the number of right predictions
+         */
+        public double[] totals(Tokens tokens) {
+            try (NDArray sums =
+                    KERNELS.call(nll.getManager(), "scores", nll, best, tokens.labels()).head()) {
+                return sums.toDoubleArray();
+            }
+        }
+    }
+
+    /**
      * Finds the tokens whose label is not the ignored one.
      *
      * @param manager the owner of the result
@@ -130,6 +167,7 @@ public final class VocabKernels {
      * @param blockTokens the tokens of a block
      * @param losses overwritten with the tokens' losses, shape (n)
      * @param lse overwritten with the log-sum-exp of the tokens' logits, shape (n)
+     * @param scores overwritten if not {@link Scores#NONE}
      * @param gradients overwritten where wanted
      */
     public static void fused(
@@ -140,6 +178,7 @@ public final class VocabKernels {
             int blockTokens,
             NDArray losses,
             NDArray lse,
+            Scores scores,
             Gradients gradients) {
         try (NDArray none = empty(projection.hidden().getManager())) {
             KERNELS.run(
@@ -157,6 +196,8 @@ public final class VocabKernels {
                     blockTokens,
                     losses,
                     lse,
+                    orElse(scores.nll(), none),
+                    orElse(scores.best(), none),
                     orElse(gradients.hidden(), none),
                     orElse(gradients.weight(), none),
                     orElse(gradients.bias(), none));

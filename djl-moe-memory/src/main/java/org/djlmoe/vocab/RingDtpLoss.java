@@ -4,6 +4,10 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.training.evaluator.Accuracy;
+import ai.djl.training.evaluator.BinaryAccuracy;
+import ai.djl.training.evaluator.Evaluator;
+import ai.djl.training.evaluator.TopKAccuracy;
 import ai.djl.training.loss.Loss;
 import java.lang.ref.WeakReference;
 import java.util.ArrayList;
@@ -12,6 +16,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.DoubleSupplier;
+import org.djlmoe.autograd.EvaluatorCheck;
 import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.Tape;
 import org.djlmoe.kernel.ArrayKernels;
@@ -32,9 +37,9 @@ import org.djlmoe.kernel.VocabKernels;
  * <ul>
  *   <li>predictions: what {@link VocabProjection} gives, (hidden, weight) or (hidden, weight,
  *       bias), of shapes (B, S, H) or (N, H), (V, H) and (V)
- *   <li>labels: (labels) or (labels, weights), both of shape (B, S) or (N). Labels are whole
- *       numbers of any type. Weights multiply the losses of their tokens; no gradient is taken of
- *       them
+ *   <li>labels: (labels) or (labels, weights), of shape (B, S) or (N), or with a last axis of 1, as
+ *       DJL's softmax cross-entropy needs it. Labels are whole numbers of any type. Weights
+ *       multiply the losses of their tokens; no gradient is taken of them
  * </ul>
  *
  * <p>With logit = cap tanh(scale (x w + bias) / cap), lse their log-sum-exp, s their sum, eps the
@@ -53,6 +58,9 @@ import org.djlmoe.kernel.VocabKernels;
  * <p>DJL's evaluator listener asks for the loss of each batch a second time; as long as labels and
  * predictions are the same unchanged arrays, and gradient mode is off, the answer is remembered.
  *
+ * <p>Accuracy and perplexity come from {@link TokenAccuracy} and {@link Perplexity}; DJL's own
+ * evaluators expect logits, and {@code BoundedTrainer} refuses them.
+ *
  * <p>A loss is used by one thread at a time.
  *
  * <p>Do not use it for a small vocabulary, where DJL's softmax cross-entropy does as well.
@@ -60,7 +68,7 @@ import org.djlmoe.kernel.VocabKernels;
  * <p>Source: "Flattening Every Memory Peak in Long-Context Mixture-of-Experts Training", arXiv
  * 2609.14306.
  */
-public final class RingDtpLoss extends Loss {
+public final class RingDtpLoss extends Loss implements EvaluatorCheck {
 
     /** How the losses of tokens become the loss of a batch. */
     public enum Reduction {
@@ -79,6 +87,7 @@ public final class RingDtpLoss extends Loss {
     private final DoubleSupplier normalizer;
     private final Map<String, Average> accumulators = new ConcurrentHashMap<>();
     private volatile Evaluation last;
+    private volatile boolean scored;
 
     private RingDtpLoss(Builder builder) {
         super(builder.name);
@@ -119,10 +128,57 @@ public final class RingDtpLoss extends Loss {
                         normalizer == null ? Double.NaN : normalizer.getAsDouble(),
                         labels.get(0),
                         labels.size() > 1 ? labels.get(1) : null,
-                        wanted(predictions));
+                        wanted(predictions),
+                        scored);
         NDArray loss = Tape.apply(segment, predictions).head();
         last = new Evaluation(arrays, segment.outcome());
         return loss;
+    }
+
+    /** Has every evaluation count how well tokens are predicted, so that evaluators need none. */
+    void keepScores() {
+        scored = true;
+    }
+
+    /**
+     * Returns how well the tokens of a batch are predicted: what the loss counted, if it was the
+     * last that this loss was asked for, under a tape or without gradients.
+     */
+    VocabSegment.Scores scores(NDList labels, NDList predictions) {
+        try (GradMode off = GradMode.off()) {
+            evaluate(labels, predictions).close();
+            if (last.outcome().scores() == null) {
+                last = null;
+                evaluate(labels, predictions).close();
+            }
+        }
+        return last.outcome().scores();
+    }
+
+    /**
+     * Refuses DJL's own evaluators: they take the predictions for logits, and would compare labels
+     * with places in the hidden states.
+     *
+     * @param evaluators the configuration's evaluators
+     * @throws IllegalArgumentException naming the evaluator and what to use in its place
+     */
+    @Override
+    public void checkEvaluators(List<Evaluator> evaluators) {
+        for (Evaluator evaluator : evaluators) {
+            if (evaluator instanceof Accuracy
+                    || evaluator instanceof BinaryAccuracy
+                    || evaluator instanceof TopKAccuracy
+                    || evaluator.getClass().getName().startsWith("ai.djl.")) {
+                throw new IllegalArgumentException(
+                        "The evaluator "
+                                + evaluator.getName()
+                                + " ("
+                                + evaluator.getClass().getSimpleName()
+                                + ") takes predictions for logits, but with RingDtpLoss they are"
+                                + " (hidden, weight). Use new TokenAccuracy(loss) or new"
+                                + " Perplexity(loss) of org.djlmoe.vocab");
+            }
+        }
     }
 
     private static boolean[] wanted(NDList predictions) {
@@ -170,7 +226,9 @@ public final class RingDtpLoss extends Loss {
                             + ")");
         }
         for (NDArray perToken : labels) {
-            if (!perToken.getShape().equals(hidden.slice(0, axes - 1))) {
+            Shape expected = hidden.slice(0, axes - 1);
+            if (!perToken.getShape().equals(expected)
+                    && !perToken.getShape().equals(expected.add(1))) {
                 throw new IllegalArgumentException(
                         (perToken == labels.head() ? "Labels" : "Weights")
                                 + " of shape "

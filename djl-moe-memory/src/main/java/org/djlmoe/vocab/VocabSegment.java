@@ -28,6 +28,7 @@ final class VocabSegment implements Segment {
     private final NDArray labels;
     private final NDArray weights;
     private final boolean[] wanted;
+    private final boolean scored;
     private Outcome outcome;
 
     /**
@@ -36,18 +37,21 @@ final class VocabSegment implements Segment {
      * @param labels a label for each token
      * @param weights a weight for each token, or null
      * @param wanted which inputs need a gradient
+     * @param scored whether to count how well tokens are predicted
      */
     VocabSegment(
             LossSettings settings,
             double normalizer,
             NDArray labels,
             NDArray weights,
-            boolean[] wanted) {
+            boolean[] wanted,
+            boolean scored) {
         this.settings = settings;
         this.normalizer = normalizer;
         this.labels = labels;
         this.weights = weights;
         this.wanted = wanted;
+        this.scored = scored;
     }
 
     /**
@@ -58,8 +62,24 @@ final class VocabSegment implements Segment {
      * @param tokens the number of tokens that count
      * @param tokenLosses the sum of their losses, whatever the loss divides by
      * @param zLoss the part of the loss that is z-loss
+     * @param scores how well tokens were predicted, or null
      */
-    record Outcome(float[] values, Shape shape, long tokens, double tokenLosses, double zLoss) {}
+    record Outcome(
+            float[] values,
+            Shape shape,
+            long tokens,
+            double tokenLosses,
+            double zLoss,
+            Scores scores) {}
+
+    /**
+     * How well tokens were predicted, each that counts alike.
+     *
+     * @param tokens their number
+     * @param nll the sum of the negative log-likelihoods of their labels
+     * @param correct how many labels were the likeliest id
+     */
+    record Scores(long tokens, double nll, long correct) {}
 
     /** Returns the outcome of the forward pass. */
     Outcome outcome() {
@@ -114,6 +134,8 @@ final class VocabSegment implements Segment {
         NDArray lse = manager.create(new Shape(tokens.count()));
         Gradients gradients =
                 context.isRecording() && !isVector() ? allocate(manager, inputs) : Gradients.NONE;
+        VocabKernels.Scores scores =
+                scored ? VocabKernels.Scores.create(manager, tokens) : VocabKernels.Scores.NONE;
         VocabKernels.fused(
                 projection,
                 tokens,
@@ -122,6 +144,7 @@ final class VocabSegment implements Segment {
                 settings.blockTokens(),
                 losses,
                 lse,
+                scores,
                 gradients);
         if (context.isRecording()) {
             if (isVector()) {
@@ -142,14 +165,27 @@ final class VocabSegment implements Segment {
         } else {
             loss = manager.create((float) totals[0]);
         }
-        outcome = outcome(loss, tokens.count(), scale, totals[0], totals[1]);
+        outcome =
+                outcome(
+                        loss,
+                        tokens.count(),
+                        scale,
+                        totals[0],
+                        totals[1],
+                        scored ? totals(scores, tokens) : null);
         return new NDList(loss);
     }
 
     private static Outcome outcome(
-            NDArray loss, long tokens, double scale, double total, double zLoss) {
+            NDArray loss, long tokens, double scale, double total, double zLoss, Scores scores) {
         double tokenLosses = tokens == 0 ? 0 : total / scale;
-        return new Outcome(loss.toFloatArray(), loss.getShape(), tokens, tokenLosses, zLoss);
+        return new Outcome(
+                loss.toFloatArray(), loss.getShape(), tokens, tokenLosses, zLoss, scores);
+    }
+
+    private static Scores totals(VocabKernels.Scores scores, Tokens tokens) {
+        double[] totals = scores.totals(tokens);
+        return new Scores(tokens.count(), totals[0], (long) totals[1]);
     }
 
     private Gradients allocate(NDManager manager, NDList inputs) {
@@ -228,7 +264,7 @@ final class VocabSegment implements Segment {
                         scale);
         NDArray total = made.get(0).sum();
         NDArray loss = isVector() ? made.get(0) : total;
-        outcome = outcome(loss, count, scale, total.getFloat(), made.get(1).getFloat());
+        outcome = outcome(loss, count, scale, total.getFloat(), made.get(1).getFloat(), null);
         return new NDList(loss);
     }
 }

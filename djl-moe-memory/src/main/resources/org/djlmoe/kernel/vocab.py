@@ -54,6 +54,14 @@ def strip_fold(self, logits: Tensor, labels: Tensor, first: int, m: Tensor, z: T
         m.copy_(highest)
     return 0
 
+# Moves `best` to the strip's column with the highest logit, the first of several, where that is above
+# the maximum m of the strips before.
+def strip_best(self, logits: Tensor, first: int, m: Tensor, best: Tensor) -> int:
+    if logits.size(1) > 0:
+        highest, at = torch.max(logits, 1)
+        best.copy_(torch.where(torch.gt(highest, m), at + first, best))
+    return 0
+
 # Turns p (up to a row's `multiplier`) into the gradient of x weight^T + bias.
 def strip_gradient(self, p: Tensor, slope: Tensor, labels: Tensor, first: int, multiplier: Tensor, factor: Tensor, smoothing: float, vocab: int, cap: float) -> int:
     columns = p.size(1)
@@ -94,8 +102,9 @@ def state_loss(self, m: Tensor, z: Tensor, y: Tensor, s: Tensor, factor: Tensor,
     return 0
 
 # Losses of all blocks over one strip that is the whole vocabulary. If a gradient is wanted, it is
-# formed while the block's logits are in hand: three matrix products in all.
-def fused(self, hidden: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, labels: Tensor, factor: Tensor, scale: float, cap: float, smoothing: float, zeta: float, block: int, losses: Tensor, lse: Tensor, dhidden: Tensor, dw: Tensor, db: Tensor) -> int:
+# formed while the block's logits are in hand: three matrix products in all. Unless they are empty, nll
+# is filled with the tokens' negative log-likelihoods, and best with their likeliest ids.
+def fused(self, hidden: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, labels: Tensor, factor: Tensor, scale: float, cap: float, smoothing: float, zeta: float, block: int, losses: Tensor, lse: Tensor, nll: Tensor, best: Tensor, dhidden: Tensor, dw: Tensor, db: Tensor) -> int:
     n = rows.size(0)
     vocab = weight.size(0)
     flat = hidden.reshape([-1, weight.size(1)])
@@ -124,7 +133,13 @@ def fused(self, hidden: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, labe
         z = torch.zeros_like(f)
         y = torch.zeros_like(f)
         s = torch.zeros_like(f)
+        if best.numel() > 0:
+            ids = best.narrow(0, b, c)
+            ids.fill_(-1)
+            self.strip_best(logits, 0, m, ids)
         self.strip_fold(logits, target, 0, m, z, y, s, smoothing > 0.0)
+        if nll.numel() > 0:
+            torch.add(m - y, torch.log(z), out=nll.narrow(0, b, c))
         l = lse.narrow(0, b, c)
         self.state_loss(m, z, y, s, f, smoothing, zeta, vocab, losses.narrow(0, b, c), l)
         if wanted:
@@ -166,6 +181,10 @@ def backward(self, hidden: Tensor, weight: Tensor, bias: Tensor, rows: Tensor, l
 def totals(self, losses: Tensor, lse: Tensor, factor: Tensor, zeta: float) -> Tensor:
     z = torch.sum(lse * lse * factor, dtype=7) * zeta
     return torch.stack([torch.sum(losses, dtype=7), z])
+
+# [sum of the negative log-likelihoods, number of right predictions]
+def scores(self, nll: Tensor, best: Tensor, labels: Tensor) -> Tensor:
+    return torch.stack([torch.sum(nll, dtype=7), torch.sum(torch.eq(best, labels), dtype=7)])
 
 def spread(self, out: Tensor, rows: Tensor, losses: Tensor) -> int:
     out.zero_()

@@ -130,6 +130,35 @@ class VocabStripTest {
     }
 
     @Test
+    void best_anyStrips_theFirstOfTheHighestLogits() {
+        float[] logits = logits();
+        // equal ones on both sides of a cut, and a row in which nothing can be predicted
+        logits[V + 2] = 99;
+        logits[V + 8] = 99;
+        Arrays.fill(logits, 2 * V, 3 * V, Float.NEGATIVE_INFINITY);
+        long highest = 0;
+        for (int v = 1; v < V; v++) {
+            highest = logits[v] > logits[(int) highest] ? v : highest;
+        }
+        NDArray all = manager.create(logits, new Shape(N, V));
+        NDArray target = manager.create(labels);
+        for (int[] cuts : new int[][] {{0, V}, {0, 7, V}, {0, 0, 1, 1, 6, 9, V, V}}) {
+            NDArray m = manager.full(new Shape(N), Float.NEGATIVE_INFINITY);
+            NDArray other = manager.zeros(new Shape(N));
+            NDArray best = manager.full(new Shape(N), -1, DataType.INT64);
+            for (int i = 0; i + 1 < cuts.length; i++) {
+                NDArray strip =
+                        cuts[i] == cuts[i + 1]
+                                ? manager.create(new Shape(N, 0), DataType.FLOAT32)
+                                : all.get(":, " + cuts[i] + ":" + cuts[i + 1]).duplicate();
+                kernels.run("strip_best", strip, cuts[i], m, best);
+                kernels.run("strip_fold", strip, target, cuts[i], m, other, other, other, false);
+            }
+            assertArrayEquals(new long[] {highest, 2, -1}, best.toLongArray());
+        }
+    }
+
+    @Test
     void gradient_byStrips_columnsOfTheWholeGradient() {
         float[] p = logits();
         NDArray target = manager.create(labels);

@@ -1,0 +1,50 @@
+package org.djlmoe.examples.bench;
+
+import java.util.List;
+
+/** The cases of each benchmark. */
+public final class Benches {
+
+    private Benches() {}
+
+    /**
+     * Returns the cases of the vocabulary projection, all compared with double precision.
+     *
+     * @return the cases
+     */
+    public static List<Case> vocab() {
+        Case mean = new Case("reference", VocabReference.class, null);
+        Case none = new Case("reference-none", VocabReference.class, null);
+        Case all = new Case("reference-all-options", VocabReference.class, null);
+        return List.of(
+                new Case(VocabWorkload.OURS, VocabWorkload.class, mean),
+                new Case(VocabWorkload.STOCK, VocabWorkload.class, mean),
+                new Case(VocabWorkload.OURS_NONE, VocabWorkload.class, none),
+                new Case(VocabWorkload.OURS_ALL_OPTIONS, VocabWorkload.class, all));
+    }
+
+    /**
+     * Returns the cases of checkpointed decoder layers, compared with plain autograd: boundaries in
+     * memory, in files, and in files on a disk that takes 0.8 of a segment's time for each.
+     *
+     * @return the cases
+     */
+    public static List<Case> checkpoint() {
+        Case stock = new Case(CheckpointWorkload.STOCK, CheckpointWorkload.class, null);
+        return List.of(
+                stock,
+                new Case(CheckpointWorkload.MEMORY, CheckpointWorkload.class, stock),
+                new Case(CheckpointWorkload.FILE_TIER, CheckpointWorkload.class, stock),
+                new Case(CheckpointWorkload.SLOW_TIER, CheckpointWorkload.class, stock));
+    }
+
+    /**
+     * Returns the cases of the drop-in example, compared with the program as it was.
+     *
+     * @return the cases
+     */
+    public static List<Case> dropIn() {
+        Case stock = new Case(DropInWorkload.STOCK, DropInWorkload.class, null);
+        return List.of(stock, new Case(DropInWorkload.OURS, DropInWorkload.class, stock));
+    }
+}

@@ -1,0 +1,167 @@
+package org.djlmoe.examples.bench;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import org.djlmoe.examples.bench.BenchReport.Result;
+import org.djlmoe.examples.bench.ChildJvm.Allocator;
+
+/**
+ * Measures cases, each in a Java virtual machine of its own.
+ *
+ * <p>Peaks, losses and gradients come first, one case after the other, from machines whose
+ * allocator gives back what is freed. Times come from others, whose allocator keeps it; all of them
+ * wait side by side and run in turn, so that what disturbs the computer disturbs them alike.
+ */
+public final class Benchmark {
+
+    private final String name;
+    private final Map<String, Object> settings;
+    private final List<Case> cases;
+    private final int runs;
+
+    /** Told about every finished step. */
+    public interface Progress {
+        /**
+         * A step is done.
+         *
+         * @param what the case and what was done
+         */
+        void step(String what);
+    }
+
+    /**
+     * Creates a benchmark.
+     *
+     * @param name its name
+     * @param settings what cases are told, and what the report shows; {@code ours} and {@code
+     *     baseline} name the cases to compare
+     * @param cases the cases
+     * @param runs timed runs of each case
+     */
+    public Benchmark(String name, Map<String, Object> settings, List<Case> cases, int runs) {
+        if (cases.isEmpty() || runs < 1) {
+            throw new IllegalArgumentException(
+                    "A benchmark needs a case and a run, not " + cases.size() + " and " + runs);
+        }
+        this.name = name;
+        this.settings = new LinkedHashMap<>(settings);
+        this.settings.put("runs", runs);
+        this.cases = List.copyOf(cases);
+        this.runs = runs;
+    }
+
+    /**
+     * Returns the number of steps that {@link #run} reports.
+     *
+     * @return their number
+     */
+    public int steps() {
+        return cases.size() * (2 + runs);
+    }
+
+    private record Memory(
+            double peakBytes, double loss, double gradient, Map<String, Double> more) {}
+
+    /**
+     * Measures.
+     *
+     * @param progress told about every step
+     * @return the figures
+     * @throws BenchException if a case fails
+     * @throws IOException if a child cannot be started, or results not be stored
+     */
+    public BenchReport run(Progress progress) throws IOException {
+        return run(progress, Path.of(System.getProperty("java.io.tmpdir")));
+    }
+
+    /** Measures, with files in a directory of its own below another while it runs. */
+    BenchReport run(Progress progress, Path temporary) throws IOException {
+        Path folder = Files.createTempDirectory(temporary, "bench");
+        Map<Case, Path> results = new LinkedHashMap<>();
+        try {
+            List<Memory> memory = new ArrayList<>();
+            for (Case each : cases) {
+                memory.add(memory(each, folder, results));
+                progress.step(each.name() + ": peak");
+            }
+            List<List<Double>> seconds = seconds(progress, folder);
+            List<Result> rows = new ArrayList<>();
+            for (int i = 0; i < cases.size(); i++) {
+                Memory m = memory.get(i);
+                rows.add(
+                        new Result(
+                                cases.get(i).name(),
+                                BenchReport.median(seconds.get(i)),
+                                m.peakBytes(),
+                                m.loss(),
+                                m.gradient(),
+                                m.more()));
+            }
+            return new BenchReport(name, settings, rows);
+        } finally {
+            for (Path file : results.values()) {
+                Files.deleteIfExists(file);
+            }
+            Files.deleteIfExists(folder);
+        }
+    }
+
+    private Memory memory(Case target, Path folder, Map<Case, Path> results) throws IOException {
+        Case reference = target.reference();
+        if (reference != null && !results.containsKey(reference)) {
+            try (ChildJvm child = ChildJvm.start(reference, settings, Allocator.POOLED, folder)) {
+                child.run();
+                results.put(reference, folder.resolve(reference.name()));
+                child.write(results.get(reference));
+            }
+        }
+        try (ChildJvm child = ChildJvm.start(target, settings, Allocator.EXACT, folder)) {
+            child.run();
+            double peak = child.peak();
+            Map<String, Double> figures = child.figures();
+            if (!results.containsKey(target)) {
+                results.put(target, folder.resolve(target.name()));
+                child.write(results.get(target));
+            }
+            double loss = Double.NaN;
+            double gradient = Double.NaN;
+            if (reference != null) {
+                Map<String, Double> errors =
+                        TensorFile.errors(results.get(target), results.get(reference));
+                loss = errors.remove("loss");
+                gradient = errors.values().stream().reduce(0.0, Math::max);
+            }
+            return new Memory(peak, loss, gradient, figures);
+        }
+    }
+
+    private List<List<Double>> seconds(Progress progress, Path folder) throws IOException {
+        List<ChildJvm> children = new ArrayList<>();
+        List<List<Double>> seconds = new ArrayList<>();
+        try {
+            for (Case each : cases) {
+                ChildJvm child = ChildJvm.start(each, settings, Allocator.POOLED, folder);
+                children.add(child);
+                child.run();
+                seconds.add(new ArrayList<>());
+                progress.step(each.name() + ": warm-up");
+            }
+            for (int run = 0; run < runs; run++) {
+                for (int i = 0; i < children.size(); i++) {
+                    seconds.get(i).add(children.get(i).run());
+                    progress.step(cases.get(i).name() + ": run " + (run + 1));
+                }
+            }
+        } finally {
+            for (ChildJvm child : children) {
+                child.close();
+            }
+        }
+        return seconds;
+    }
+}

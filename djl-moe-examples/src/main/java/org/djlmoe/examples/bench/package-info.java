@@ -1,0 +1,5 @@
+/**
+ * Benchmarks with every case in a Java virtual machine of its own: cases and their settings come
+ * in, times, peaks and errors against a reference go out.
+ */
+package org.djlmoe.examples.bench;

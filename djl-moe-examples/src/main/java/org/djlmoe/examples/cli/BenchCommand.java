@@ -1,0 +1,212 @@
+package org.djlmoe.examples.cli;
+
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.concurrent.Callable;
+import org.djlmoe.examples.bench.Benches;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Spec;
+
+/**
+ * {@code moe bench}: time, memory and exactness of the operators beside what DJL does by itself.
+ */
+@Command(
+        name = "bench",
+        description =
+                "Measure an operator beside what DJL code does without it, every case in a Java"
+                        + " virtual machine of its own.",
+        mixinStandardHelpOptions = true,
+        versionProvider = Moe.Version.class,
+        synopsisSubcommandLabel = "BENCH",
+        subcommands = {
+            BenchCommand.Vocab.class,
+            BenchCommand.Checkpoint.class,
+            BenchCommand.DropIn.class
+        })
+final class BenchCommand implements Runnable {
+
+    @Spec private CommandSpec spec;
+
+    @Override
+    public void run() {
+        throw new ParameterException(spec.commandLine(), "a benchmark is missing");
+    }
+
+    private static Map<String, Object> settings(
+            String ours, String baseline, CommonOptions options) {
+        if ((int) options.seed() != options.seed()) {
+            throw new UserError("--seed must be a number of 32 bits, not " + options.seed());
+        }
+        Map<String, Object> settings = new LinkedHashMap<>();
+        settings.put("ours", ours);
+        settings.put("baseline", baseline);
+        settings.put("seed", (int) options.seed());
+        return settings;
+    }
+
+    private static void heads(int heads, int hidden) {
+        Arguments.positive("--heads", heads);
+        if (hidden % (2 * heads) != 0) {
+            throw new UserError(
+                    "--hidden " + hidden + " must be an even multiple of --heads " + heads);
+        }
+    }
+
+    @Command(
+            name = "vocab",
+            description =
+                    "Vocabulary projection and cross-entropy with gradients: RingDtpLoss beside"
+                            + " Linear and SoftmaxCrossEntropyLoss.",
+            mixinStandardHelpOptions = true,
+            versionProvider = Moe.Version.class,
+            sortOptions = false)
+    static final class Vocab implements Callable<Integer> {
+
+        @Mixin private CommonOptions options;
+        @Mixin private BenchOptions bench;
+
+        @Option(names = "--tokens", defaultValue = "8192", description = "Default: 8192.")
+        private int tokens;
+
+        @Option(names = "--hidden", defaultValue = "512", description = "Default: 512.")
+        private int hidden;
+
+        @Option(names = "--vocab", defaultValue = "32000", description = "Default: 32000.")
+        private int vocab;
+
+        @Option(
+                names = "--block",
+                defaultValue = "512",
+                description = "Tokens that have logits at a time (default: 512).")
+        private int block;
+
+        @Override
+        public Integer call() throws IOException {
+            Map<String, Object> settings = settings("ours", "stock", options);
+            settings.put("tokens", tokens);
+            settings.put("hidden", hidden);
+            settings.put("vocab", vocab);
+            settings.put("block", block);
+            return bench.run("vocab", settings, Benches.vocab(), options);
+        }
+    }
+
+    @Command(
+            name = "checkpoint",
+            description =
+                    "Forward and backward of decoder layers: their boundaries in files, in memory, and"
+                            + " all that DJL's own trainer holds.",
+            mixinStandardHelpOptions = true,
+            versionProvider = Moe.Version.class,
+            sortOptions = false)
+    static final class Checkpoint implements Callable<Integer> {
+
+        @Mixin private CommonOptions options;
+        @Mixin private BenchOptions bench;
+
+        @Option(names = "--tokens", defaultValue = "32768", description = "Default: 32768.")
+        private int tokens;
+
+        @Option(names = "--sequence", description = "Tokens a sequence (default: all).")
+        private Integer sequence;
+
+        @Option(names = "--hidden", defaultValue = "512", description = "Default: 512.")
+        private int hidden;
+
+        @Option(names = "--layers", defaultValue = "4", description = "Default: 4.")
+        private int layers;
+
+        @Option(names = "--heads", defaultValue = "8", description = "Default: 8.")
+        private int heads;
+
+        @Option(names = "--window", defaultValue = "512", description = "Default: 512.")
+        private int window;
+
+        @Option(
+                names = "--intermediate",
+                defaultValue = "1024",
+                description = "Inner width of the SwiGLU (default: 1024).")
+        private int intermediate;
+
+        @Option(
+                names = "--tier",
+                paramLabel = "DIR",
+                defaultValue = "${sys:java.io.tmpdir}",
+                description = "Where boundaries are stored, on a disk (default: ${DEFAULT-VALUE}).")
+        private Path tier;
+
+        @Override
+        public Integer call() throws IOException {
+            Map<String, Object> settings = settings("file-tier", "memory", options);
+            int length = sequence == null ? tokens : sequence;
+            Arguments.positive("--sequence", length);
+            if (tokens % length != 0) {
+                throw new UserError(
+                        "--tokens " + tokens + " is no whole number of sequences of " + length);
+            }
+            heads(heads, hidden);
+            settings.put("tokens", tokens);
+            settings.put("sequence", length);
+            settings.put("hidden", hidden);
+            settings.put("layers", layers);
+            settings.put("heads", heads);
+            settings.put("window", window);
+            settings.put("intermediate", intermediate);
+            settings.put("tier", tier.toString());
+            return bench.run("checkpoint", settings, Benches.checkpoint(), options);
+        }
+    }
+
+    @Command(
+            name = "dropin",
+            description =
+                    "A training step of the language model of docs/drop-in.md: changed, and as it was.",
+            mixinStandardHelpOptions = true,
+            versionProvider = Moe.Version.class,
+            sortOptions = false)
+    static final class DropIn implements Callable<Integer> {
+
+        @Mixin private CommonOptions options;
+        @Mixin private BenchOptions bench;
+
+        @Option(names = "--batch", defaultValue = "16", description = "Sequences (default: 16).")
+        private int batch;
+
+        @Option(
+                names = "--sequence",
+                defaultValue = "256",
+                description = "Tokens a sequence (default: 256).")
+        private int sequence;
+
+        @Option(names = "--hidden", defaultValue = "256", description = "Default: 256.")
+        private int hidden;
+
+        @Option(names = "--layers", defaultValue = "2", description = "Default: 2.")
+        private int layers;
+
+        @Option(names = "--heads", defaultValue = "4", description = "Default: 4.")
+        private int heads;
+
+        @Option(names = "--vocab", defaultValue = "32000", description = "Default: 32000.")
+        private int vocab;
+
+        @Override
+        public Integer call() throws IOException {
+            Map<String, Object> settings = settings("ours", "stock", options);
+            heads(heads, hidden);
+            settings.put("batch", batch);
+            settings.put("sequence", sequence);
+            settings.put("hidden", hidden);
+            settings.put("layers", layers);
+            settings.put("heads", heads);
+            settings.put("vocab", vocab);
+            return bench.run("dropin", settings, Benches.dropIn(), options);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+package org.djlmoe.examples.cli;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.Collectors;
+import org.djlmoe.examples.bench.BenchReport;
+import org.djlmoe.examples.bench.Benchmark;
+import org.djlmoe.examples.bench.Case;
+import picocli.CommandLine.Option;
+
+/** Which cases of a benchmark run, and how often; a mixin. */
+final class BenchOptions {
+
+    @Option(
+            names = "--runs",
+            paramLabel = "N",
+            defaultValue = "5",
+            description = "Timed runs of each case (default: ${DEFAULT-VALUE}).")
+    private int runs;
+
+    @Option(
+            names = "--cases",
+            paramLabel = "NAME",
+            split = ",",
+            description = "The cases to run (default: all).")
+    private List<String> names;
+
+    int run(String bench, Map<String, Object> settings, List<Case> all, CommonOptions options)
+            throws IOException {
+        settings.forEach(
+                (option, value) -> {
+                    if (value instanceof Integer number && !option.equals("seed")) {
+                        Arguments.positive("--" + option, number);
+                    }
+                });
+        Arguments.positive("--runs", runs);
+        Benchmark benchmark = new Benchmark(bench, settings, chosen(all), runs);
+        BenchReport report;
+        try (ProgressBar bar = options.progress("bench " + bench, benchmark.steps()).build()) {
+            report =
+                    benchmark.run(
+                            what -> {
+                                bar.note(what);
+                                bar.advance(1);
+                            });
+        }
+        report.print(options.text());
+        options.writeJson(report.json());
+        return ExitCodes.OK;
+    }
+
+    private List<Case> chosen(List<Case> all) {
+        if (names == null) {
+            return all;
+        }
+        List<Case> chosen = new ArrayList<>();
+        for (String name : names) {
+            chosen.add(
+                    all.stream()
+                            .filter(c -> c.name().equals(name))
+                            .findFirst()
+                            .orElseThrow(
+                                    () ->
+                                            new UserError(
+                                                    "--cases: there is no case "
+                                                            + name
+                                                            + "; there are "
+                                                            + all.stream()
+                                                                    .map(Case::name)
+                                                                    .collect(
+                                                                            Collectors.joining(
+                                                                                    ", ")))));
+        }
+        return chosen;
+    }
+}

@@ -1,0 +1,120 @@
+package org.djlmoe.examples.cli;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Callable;
+import org.djlmoe.examples.bench.Case;
+import org.djlmoe.examples.bench.ToyWorkload;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+
+class BenchCommandTest {
+
+    private final StringWriter out = new StringWriter();
+    private final StringWriter err = new StringWriter();
+
+    private int moe(String line) {
+        return Moe.run(new PrintWriter(out), new PrintWriter(err), line.split(" "));
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "vocab --tokens 40 --hidden 8 --vocab 30 --block 16, 4, 1e-5",
+        "checkpoint --tokens 64 --hidden 16 --layers 2 --heads 2 --window 16 --intermediate 24, 4, 1e-5",
+        // the scale of a norm before another norm has next to no gradient, mostly rounding
+        "dropin --batch 2 --sequence 8 --hidden 16 --layers 2 --heads 2 --vocab 50, 2, 1e-4"
+    })
+    void bench_smallShape_givesTheFormOfJsonAndErrorsOfRounding(
+            String line, int cases, double tolerance) {
+        int code = moe("bench " + line + " --runs 1 --quiet --json -");
+
+        assertEquals(ExitCodes.OK, code, err::toString);
+        JsonObject report = JsonParser.parseString(out.toString()).getAsJsonObject();
+        assertEquals(line.split(" ")[0], report.get("bench").getAsString());
+        String baseline = report.getAsJsonObject("settings").get("baseline").getAsString();
+        assertEquals(line.startsWith("checkpoint") ? "memory" : "stock", baseline);
+        assertEquals(cases, report.getAsJsonArray("cases").size());
+        int compared = 0;
+        for (JsonElement element : report.getAsJsonArray("cases")) {
+            JsonObject row = element.getAsJsonObject();
+            assertTrue(row.get("seconds").getAsDouble() > 0, row::toString);
+            assertTrue(row.get("peak_mb").getAsDouble() >= 0, row::toString);
+            if (!row.get("loss_rel_error").isJsonNull()) {
+                compared++;
+                assertTrue(row.get("loss_rel_error").getAsDouble() < 1e-6, row::toString);
+                assertTrue(row.get("grad_rel_error").getAsDouble() < tolerance, row::toString);
+            }
+        }
+        assertTrue(compared >= 1);
+        assertTrue(report.getAsJsonObject("ratios").get("time").getAsDouble() > 0);
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '|',
+            value = {
+                "bench | moe bench: a benchmark is missing (see moe bench --help)",
+                "bench vocab --tokens 0 | moe bench vocab: --tokens must be at least 1, not 0",
+                "bench vocab --runs 0 | moe bench vocab: --runs must be at least 1, not 0",
+                "bench vocab --cases mine | moe bench vocab: --cases: there is no case mine; there are"
+                        + " ours, stock, ours-none, ours-all-options",
+                "bench checkpoint --tokens 10 --sequence 3 | moe bench checkpoint: --tokens 10 is no"
+                        + " whole number of sequences of 3",
+                "bench dropin --hidden 10 --heads 4 | moe bench dropin: --hidden 10 must be an even"
+                        + " multiple of --heads 4"
+            })
+    void bench_wrongArguments_returnsTwoAndOneLine(String line, String message) {
+        assertEquals(ExitCodes.USAGE, moe(line));
+        assertEquals(message + "\n", err.toString());
+    }
+
+    @Test
+    void bench_caseFails_returnsOneAndSaysWhy() {
+        int code =
+                Moe.run(
+                        List.of(new Toy()),
+                        new PrintWriter(out),
+                        new PrintWriter(err),
+                        "toy",
+                        "--quiet");
+
+        assertEquals(ExitCodes.FAILURE, code);
+        assertTrue(
+                err.toString()
+                        .startsWith(
+                                "moe toy: failed: BenchException: Case broken-start ended with exit"
+                                        + " code 1"),
+                err::toString);
+        assertTrue(err.toString().contains("no start today"), err::toString);
+        assertEquals(1, err.toString().lines().count());
+        assertEquals("", out.toString());
+    }
+
+    @Command(name = "toy", mixinStandardHelpOptions = true)
+    static final class Toy implements Callable<Integer> {
+
+        @Mixin private CommonOptions options;
+        @Mixin private BenchOptions bench;
+
+        @Override
+        public Integer call() throws IOException {
+            return bench.run(
+                    "toy",
+                    Map.of("ours", "ours"),
+                    List.of(new Case("broken-start", ToyWorkload.class, null)),
+                    options);
+        }
+    }
+}
