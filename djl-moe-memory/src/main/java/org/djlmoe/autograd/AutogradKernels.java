@@ -22,6 +22,11 @@ final class AutogradKernels {
         return KERNELS.record(manager, "anchor", array);
     }
 
+    /** Whether a gradient that was released, or was never there, has received something since. */
+    static boolean isLate(NDArray gradient) {
+        return KERNELS.callBoolean("is_late", gradient);
+    }
+
     /** Frees the memory of a gradient that its leaf still refers to. */
     static void release(NDArray gradient) {
         KERNELS.run("release", gradient);

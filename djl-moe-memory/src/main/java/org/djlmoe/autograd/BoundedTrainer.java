@@ -84,6 +84,15 @@ public class BoundedTrainer extends Trainer {
                             + Arrays.toString(devices)
                             + "; set optDevices(new Device[] {...}) with one of them");
         }
+        Device owner = model.getNDManager().getDevice();
+        if (devices.length == 1 && !devices[0].equals(owner)) {
+            throw new IllegalArgumentException(
+                    "The configuration trains on "
+                            + devices[0]
+                            + ", but the model's arrays are on "
+                            + owner
+                            + "; create the model on the device that it is trained on");
+        }
         if (config.getExecutorService() != null) {
             throw new IllegalArgumentException(
                     "BoundedTrainer runs forward and backward on the calling thread; remove"

@@ -85,13 +85,14 @@ public final class Checkpointed implements Block {
         public NDList backward(SegmentContext context, NDList inputs, NDList outputGradients) {
             Map<NDArray, NDArray> statistics = runningStatistics();
             seed(inputs, context);
-            NDList gradients =
-                    Tape.differentiate(
-                            leaves -> block.forward(parameterStore, leaves, true, params),
-                            inputs,
-                            outputGradients);
-            statistics.forEach((array, before) -> before.copyTo(array));
-            return gradients;
+            try {
+                return Tape.differentiate(
+                        leaves -> block.forward(parameterStore, leaves, true, params),
+                        inputs,
+                        outputGradients);
+            } finally {
+                statistics.forEach((array, before) -> before.copyTo(array));
+            }
         }
 
         @Override
@@ -99,9 +100,16 @@ public final class Checkpointed implements Block {
             return block.forward(parameterStore, inputs, true, params);
         }
 
+        @Override
+        public boolean hasTrainableParameters() {
+            return block.getParameters().values().stream().anyMatch(Parameter::requiresGradient);
+        }
+
         private void seed(NDList inputs, SegmentContext context) {
-            Engine engine = inputs.head().getManager().getEngine();
-            engine.setRandomSeed((int) context.seed());
+            if (context.seed() >= 0) {
+                Engine engine = inputs.head().getManager().getEngine();
+                engine.setRandomSeed((int) context.seed());
+            }
         }
 
         /** Copies of the arrays that a forward moves besides its outputs. */

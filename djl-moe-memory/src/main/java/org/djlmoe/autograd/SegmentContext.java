@@ -5,9 +5,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.NDScope;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
-import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Map;
 import org.djlmoe.kernel.ArrayKernels;
 
@@ -17,11 +15,13 @@ import org.djlmoe.kernel.ArrayKernels;
  */
 public final class SegmentContext implements AutoCloseable {
 
+    /** The seed where no tape is open, and so nothing will have to be repeated. */
+    static final long NO_SEED = -1;
+
     private final NDManager manager;
     private final long seed;
     private final boolean recording;
     private final Map<String, NDArray> saved = new HashMap<>();
-    private final List<NDArray> handles = new ArrayList<>();
 
     SegmentContext(NDManager parent, long seed, boolean recording) {
         this.manager = parent.newSubManager();
@@ -39,9 +39,10 @@ public final class SegmentContext implements AutoCloseable {
     }
 
     /**
-     * Returns a number that is the segment's own, the same in forward and backward.
+     * Returns a number that is the segment's own, the same whenever it is run again for backward.
      *
-     * @return a seed for dropout and the like
+     * @return a seed for dropout and the like, at least 0; negative if no tape is open, so that
+     *     nothing will be repeated
      */
     public long seed() {
         return seed;
@@ -78,7 +79,9 @@ public final class SegmentContext implements AutoCloseable {
      * there was none.
      *
      * @param weight the parameter's array, or another handle of it
-     * @return the gradient, or null if the array does not require one
+     * @return the gradient, or null if the array does not require one; it lives until the segment's
+     *     backward ends
+     * @throws IllegalArgumentException if the array was computed from others
      */
     public NDArray gradient(NDArray weight) {
         if (!ArrayKernels.requiresGradient(weight)) {
@@ -86,13 +89,17 @@ public final class SegmentContext implements AutoCloseable {
         }
         PtNDArray gradient = JniUtils.getGradient((PtNDArray) weight);
         if (gradient == null) {
-            // Only a backward makes .grad; one of zeros does, and its array becomes the gradient.
+            // Only a backward makes .grad; one of zeros does, and autograd copies them.
             PtNDArray zeros = (PtNDArray) weight.zerosLike();
             JniUtils.backward((PtNDArray) weight, zeros, false, false);
             zeros.close();
             gradient = JniUtils.getGradient((PtNDArray) weight);
+            if (gradient == null) {
+                throw new IllegalArgumentException(
+                        "Only a parameter has a gradient to add to; an array computed from others must"
+                                + " be an input of the segment");
+            }
         }
-        handles.add(gradient);
         return gradient;
     }
 
@@ -105,18 +112,8 @@ public final class SegmentContext implements AutoCloseable {
         return manager;
     }
 
-    /**
-     * Closes the handles of gradients; every handle left open stays with the parameter for the
-     * model's life.
-     */
-    void closeHandles() {
-        handles.forEach(NDArray::close);
-        handles.clear();
-    }
-
     @Override
     public void close() {
-        closeHandles();
         saved.clear();
         manager.close();
     }

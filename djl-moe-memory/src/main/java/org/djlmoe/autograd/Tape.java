@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.NDScope;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayDeque;
@@ -15,6 +16,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.function.Supplier;
 import java.util.function.UnaryOperator;
 import org.djlmoe.kernel.ArrayKernels;
 import org.slf4j.Logger;
@@ -53,7 +55,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
 
     private final NDManager manager;
     private final Runnable zeroGradients;
-    private final long seed;
+    private long seed;
     private final GradMode gradMode;
     private final BoundaryPolicy.Session boundaries;
     private final Deque<Frame> frames = new ArrayDeque<>();
@@ -123,11 +125,13 @@ public final class Tape implements ai.djl.training.GradientCollector {
     private static NDList forwardOnly(Tape tape, Segment segment, NDList inputs) {
         NDManager owner = inputs.head().getManager();
         NDList outputs;
+        long own = tape == null ? SegmentContext.NO_SEED : tape.nextSeed();
         try (NDScope scope = new NDScope();
-                SegmentContext context =
-                        new SegmentContext(owner, tape == null ? 0 : tape.nextSeed(), false)) {
-
-            outputs = segment.forward(context, inputs);
+                SegmentContext context = new SegmentContext(owner, own, false)) {
+            outputs =
+                    tape == null
+                            ? segment.forward(context, inputs)
+                            : tape.seeded(own, () -> segment.forward(context, inputs));
             NDScope.unregister(outputs);
             outputs.attach(owner);
         }
@@ -194,9 +198,17 @@ public final class Tape implements ai.djl.training.GradientCollector {
             throw new IllegalStateException(
                     "backward() on a tape that is closed or of another thread");
         }
+        Frame frame = frames.peek();
+        if (frame.linkOf(target) == null) {
+            throw new IllegalStateException(
+                    "backward() has nowhere to go: nothing that this array was computed from gets a"
+                            + " gradient. Is everything frozen, or was it computed with gradient mode"
+                            + " off or by evaluate()?");
+        }
         try (NDArray ones = target.onesLike()) {
-            frames.peek().send(target, ones);
-            frames.peek().unwind();
+            frame.send(target, ones);
+            frame.unwind();
+            frame.requireNothingCameLate();
         } catch (RuntimeException | Error e) {
             failed = true;
             throw e;
@@ -231,6 +243,23 @@ public final class Tape implements ai.djl.training.GradientCollector {
         }
     }
 
+    /**
+     * Runs the forward or the backward of a segment with a given seed. Segments inside it draw
+     * theirs from that seed, so that they draw the same when the segment is run again.
+     */
+    private NDList seeded(long own, Supplier<NDList> pass) {
+        long outerSeed = seed;
+        long outerSegments = segments;
+        seed = own;
+        segments = 0;
+        try {
+            return pass.get();
+        } finally {
+            seed = outerSeed;
+            segments = outerSegments;
+        }
+    }
+
     private long nextSeed() {
         // SplitMix64: neighbouring counts give unrelated seeds.
         long z = seed + 0x9E3779B97F4A7C15L * ++segments;
@@ -247,6 +276,9 @@ public final class Tape implements ai.djl.training.GradientCollector {
         private final Deque<Recorded> stack = new ArrayDeque<>();
         private final Map<NDArray, Link> links = new IdentityHashMap<>();
 
+        /** Anchors of segments whose backward has run: no gradient may reach them any more. */
+        private final List<NDArray> spent = new ArrayList<>();
+
         NDList record(Segment segment, NDList inputs) {
             List<Link> sources = new ArrayList<>();
             inputs.forEach(input -> sources.add(linkOf(input)));
@@ -255,6 +287,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
                     return forwardOnly(Tape.this, segment, inputs);
                 }
             }
+            sources.replaceAll(link -> link == null ? null : link.own(manager));
             NDManager owner = inputs.head().getManager();
             SegmentContext context = new SegmentContext(manager, nextSeed(), true);
             BoundaryPolicy.Boundaries kept = null;
@@ -265,7 +298,11 @@ public final class Tape implements ai.djl.training.GradientCollector {
                         GradMode off = GradMode.off()) {
                     kept = boundaries.keep(inputs);
                     recorded = new Recorded(segment, context, kept, sources);
-                    outputs = anchored(segment.forward(context, kept.arrays()), recorded);
+                    NDList arrays = kept.arrays();
+                    outputs =
+                            anchored(
+                                    seeded(context.seed(), () -> segment.forward(context, arrays)),
+                                    recorded);
                     // Out of the inputs' managers, which may go with the inputs.
                     outputs.attach(owner);
                     kept.recorded();
@@ -279,6 +316,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
                 stack.push(recorded);
                 return outputs;
             } catch (RuntimeException | Error e) {
+                sources.forEach(Link::release);
                 context.close();
                 if (kept != null) {
                     kept.close();
@@ -290,13 +328,19 @@ public final class Tape implements ai.djl.training.GradientCollector {
         private NDList anchored(NDList made, Recorded recorded) {
             NDList outputs = new NDList();
             for (NDArray output : made) {
+                DataType type = output.getDataType();
+                if (!type.isFloating() && type != DataType.UNKNOWN) {
+                    recorded.anchors.add(null);
+                    outputs.add(output.stopGradient());
+                    continue;
+                }
                 NDList pair;
                 try (GradMode on = GradMode.on()) {
                     pair = AutogradKernels.anchor(output.getManager(), output);
                 }
                 NDArray anchor = pair.get(1);
                 NDScope.unregister(anchor);
-                anchor.attach(recorded.context.manager());
+                anchor.attach(manager);
                 recorded.anchors.add(anchor);
                 outputs.add(boundaries.handOut(pair.get(0), anchor));
             }
@@ -330,8 +374,21 @@ public final class Tape implements ai.djl.training.GradientCollector {
             Iterator<Recorded> newestFirst = stack.iterator();
             while (newestFirst.hasNext()) {
                 Recorded recorded = newestFirst.next();
-                if (recorded.backward()) {
+                if (recorded.backward(Tape.this)) {
                     newestFirst.remove();
+                    recorded.anchors.stream().filter(Objects::nonNull).forEach(spent::add);
+                }
+            }
+        }
+
+        /** A gradient that arrives at a segment after its backward would be lost without a word. */
+        void requireNothingCameLate() {
+            try (NDScope scope = new NDScope()) {
+                for (NDArray anchor : spent) {
+                    NDArray late = JniUtils.getGradient((PtNDArray) anchor);
+                    if (late != null && AutogradKernels.isLate(late)) {
+                        throw new IllegalStateException(Recorded.SECOND_BACKWARD);
+                    }
                 }
             }
         }
@@ -339,7 +396,10 @@ public final class Tape implements ai.djl.training.GradientCollector {
         @Override
         public void close() {
             stack.forEach(Recorded::close);
+            stack.forEach(r -> r.anchors.stream().filter(Objects::nonNull).forEach(NDArray::close));
             stack.clear();
+            spent.forEach(NDArray::close);
+            spent.clear();
             links.clear();
         }
     }
@@ -349,6 +409,24 @@ public final class Tape implements ai.djl.training.GradientCollector {
      * to autograd.
      */
     private record Link(Recorded source, int index, NDArray array, long version) {
+
+        /** Keeps the array for itself: the caller may close its handle before backward. */
+        Link own(NDManager manager) {
+            if (source != null) {
+                return this;
+            }
+            try (NDScope scope = new NDScope()) {
+                NDArray alias = ArrayKernels.alias(manager, array);
+                NDScope.unregister(alias);
+                return new Link(null, index, alias, version);
+            }
+        }
+
+        static void release(Link link) {
+            if (link != null && link.array != null) {
+                link.array.close();
+            }
+        }
 
         void send(NDArray gradient) {
             if (source != null) {
@@ -411,14 +489,15 @@ public final class Tape implements ai.djl.training.GradientCollector {
         /**
          * Returns false, and leaves everything as it is, if no gradient has reached this segment.
          */
-        boolean backward() {
+        boolean backward(Tape tape) {
             try (NDScope scope = new NDScope();
                     GradMode off = GradMode.off()) {
-
                 NDList gradients = new NDList();
                 List<NDArray> arrived = new ArrayList<>();
                 for (int i = 0; i < direct.length; i++) {
-                    NDArray gradient = JniUtils.getGradient((PtNDArray) anchors.get(i));
+                    NDArray anchor = anchors.get(i);
+                    NDArray gradient =
+                            anchor == null ? null : JniUtils.getGradient((PtNDArray) anchor);
                     if (gradient != null) {
                         arrived.add(gradient);
                         if (direct[i] != null) {
@@ -434,7 +513,10 @@ public final class Tape implements ai.djl.training.GradientCollector {
                 }
                 done = true;
                 boundaries.beforeBackward();
-                NDList inputGradients = segment.backward(context, boundaries.arrays(), gradients);
+                NDList inputGradients =
+                        tape.seeded(
+                                context.seed(),
+                                () -> segment.backward(context, boundaries.arrays(), gradients));
                 for (int i = 0; i < inputs.size(); i++) {
                     if (inputs.get(i) != null && inputGradients.get(i) != null) {
                         inputs.get(i).send(inputGradients.get(i));
@@ -452,6 +534,7 @@ public final class Tape implements ai.djl.training.GradientCollector {
         public void close() {
             context.close();
             boundaries.close();
+            inputs.forEach(Link::release);
             inputs.clear();
         }
     }

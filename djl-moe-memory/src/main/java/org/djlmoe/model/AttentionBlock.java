@@ -25,10 +25,10 @@ import org.djlmoe.kernel.TorchKernels;
  * positions, grouped KV heads and an optional sliding window.
  *
  * <p>It keeps its input until backward, which repeats the forward as far as the attended values.
- * Sequences are taken a few at a time, about {@code chunkTokens} tokens, and at least one.
+ * Sequences are taken a few at a time, about 4096 tokens, and at least one.
  *
- * <p>Bound above input, output and weights: with T = max(chunkTokens, S) tokens, about T (3 heads d
- * + 2 kvHeads d + 2 H) values forward and three times that backward; never S x S.
+ * <p>Bound above input, output and weights: with T = max(4096, S) tokens, about T (3 heads d + 2
+ * kvHeads d + 2 H) values forward and three times that backward; never S x S.
  *
  * <ul>
  *   <li>input and output: rows [B S, H], sequence after sequence

@@ -96,13 +96,22 @@ final class MoeSegment implements Segment {
         return new NDList(block.plain(parameterStore, inputs.head(), training));
     }
 
-    private List<NDArray> weights(NDArray x) {
+    @Override
+    public boolean hasTrainableParameters() {
+        return parameters().stream().anyMatch(p -> p != null && p.requiresGradient());
+    }
+
+    private List<Parameter> parameters() {
         List<Parameter> parameters = new ArrayList<>();
         parameters.add(block.norm());
         parameters.add(block.router().weight());
         parameters.addAll(block.experts().weights());
+        return parameters;
+    }
+
+    private List<NDArray> weights(NDArray x) {
         List<NDArray> arrays = new ArrayList<>();
-        for (Parameter parameter : parameters) {
+        for (Parameter parameter : parameters()) {
             arrays.add(
                     parameter == null
                             ? TorchKernels.nothing()

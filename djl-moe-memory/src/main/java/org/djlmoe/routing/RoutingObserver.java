@@ -7,7 +7,8 @@ import ai.djl.ndarray.NDArray;
 public interface RoutingObserver {
 
     /**
-     * Called once a forward pass, not again in backward.
+     * Called once a forward pass; in backward only if the block is inside a {@code Checkpointed}
+     * one.
      *
      * @param ids INT64 [N, topK], the chosen experts of N tokens; the array is the caller's, copy
      *     what is kept

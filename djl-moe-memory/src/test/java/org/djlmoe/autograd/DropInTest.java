@@ -237,4 +237,38 @@ class DropInTest {
             }
         }
     }
+
+    @ParameterizedTest
+    @ValueSource(longs = {1, 2})
+    void fit_dropoutInANestedCheckpointedBlock_repeatsExactly(long seed) {
+        // y = dropout(x w): with the loss sum(y), dL/dw = sum of the kept inputs, and so sum(y) = w
+        // dL/dw.
+        try (Model model = Model.newInstance("dropout", "PyTorch")) {
+            Block block =
+                    new Checkpointed(
+                            new SequentialBlock()
+                                    .add(Linear.builder().setUnits(1).optBias(false).build())
+                                    .add(new Checkpointed(Dropout.builder().optRate(0.5f).build()))
+                                    .add(
+                                            new Checkpointed(
+                                                    Dropout.builder().optRate(0.3f).build())));
+            model.setBlock(block);
+            DefaultTrainingConfig config =
+                    new DefaultTrainingConfig(Loss.l2Loss())
+                            .optDevices(new Device[] {Device.cpu()});
+            try (BoundedTrainer trainer = new BoundedTrainer(model, config, seed)) {
+                trainer.initialize(new Shape(64, 1));
+                NDArray x = trainer.getManager().randomUniform(1, 2, new Shape(64, 1));
+                float sum;
+                try (var collector = trainer.newGradientCollector()) {
+                    NDArray total = trainer.forward(new NDList(x)).singletonOrThrow().sum();
+                    collector.backward(total);
+                    sum = total.getFloat();
+                }
+                NDArray w = block.getParameters().get(0).getValue().getArray();
+                assertEquals(sum, w.getFloat() * w.getGradient().getFloat(), 1e-4f);
+                assertTrue(Math.abs(sum) > 1e-3f);
+            }
+        }
+    }
 }

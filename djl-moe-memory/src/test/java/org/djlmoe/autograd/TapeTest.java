@@ -193,6 +193,78 @@ class TapeTest {
     }
 
     @Test
+    void backward_lateGradientAfterOneThatWentStraight_clearError() {
+        NDArray x = leaf(1, 2);
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            NDArray late = y.mul(2).sum();
+            tape.backward(apply(new Square(), y).sum());
+            assertThrows(IllegalStateException.class, () -> tape.backward(late));
+        }
+    }
+
+    @Test
+    void backward_lateGradientOfASingleNumber_clearError() {
+        NDArray x = leaf(3);
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            NDArray late = y.mul(2);
+            tape.backward(y.mul(5));
+            assertThrows(IllegalStateException.class, () -> tape.backward(late));
+        }
+    }
+
+    @Test
+    void backward_targetWithoutHistory_clearError() {
+        try (Tape tape = tape()) {
+            NDArray frozen = manager.create(new float[] {1, 2});
+            IllegalStateException e =
+                    assertThrows(IllegalStateException.class, () -> tape.backward(frozen.sum()));
+            assertTrue(e.getMessage().contains("nowhere to go"), e.getMessage());
+        }
+    }
+
+    @Test
+    void backward_inputClosedByTheCaller_gradientArrivesStill() {
+        NDArray w = leaf(1, 2);
+        try (Tape tape = tape()) {
+            NDArray input = w.mul(3);
+            NDArray y = apply(new Square(), input);
+            input.close();
+            tape.backward(y.sum());
+        }
+        assertArrayEquals(new float[] {18, 36}, w.getGradient().toFloatArray());
+    }
+
+    @Test
+    void apply_integerOutput_passesThroughWithoutGradient() {
+        Segment ranking =
+                new Segment() {
+                    @Override
+                    public NDList forward(SegmentContext context, NDList in) {
+                        return plain(in);
+                    }
+
+                    @Override
+                    public NDList backward(SegmentContext context, NDList in, NDList g) {
+                        return new NDList(in.head().mul(2).mul(g.get(1)));
+                    }
+
+                    @Override
+                    public NDList plain(NDList in) {
+                        return new NDList(in.head().argSort(), in.head().square());
+                    }
+                };
+        NDArray x = leaf(3, 1, 2);
+        try (Tape tape = tape()) {
+            NDList out = Tape.apply(ranking, new NDList(x));
+            assertArrayEquals(new long[] {1, 2, 0}, out.get(0).toLongArray());
+            tape.backward(out.get(1).sum());
+        }
+        assertArrayEquals(new float[] {6, 2, 4}, x.getGradient().toFloatArray());
+    }
+
+    @Test
     void apply_inputThatNeedsNoGradient_backwardRunsStillForTheParameters() {
         NDArray frozen = manager.create(new float[] {1, 2});
         Square segment = new Square();
