@@ -33,20 +33,28 @@ public final class AtomicFiles {
     }
 
     /**
-     * Writes a file in one step.
+     * Writes a file in one step. What is not a regular file, such as a device or a pipe, is written
+     * to as it is; a link is followed.
      *
      * @param file the file, replaced if it exists
      * @param contents writes what is to be in it
      * @throws IOException if writing fails; then the old file is untouched
      */
     public static void write(Path file, Contents contents) throws IOException {
-        Path temporary = temporaryFor(file);
+        Path target = Files.exists(file) ? file.toRealPath() : file;
+        if (Files.exists(target) && !Files.isRegularFile(target)) {
+            try (OutputStream out = Files.newOutputStream(target, StandardOpenOption.WRITE)) {
+                contents.writeTo(out);
+            }
+            return;
+        }
+        Path temporary = temporaryFor(target);
         try {
             try (FileChannel channel = FileChannel.open(temporary, StandardOpenOption.WRITE)) {
                 contents.writeTo(Channels.newOutputStream(channel));
                 channel.force(true);
             }
-            publish(temporary, file);
+            publish(temporary, target);
         } finally {
             Files.deleteIfExists(temporary);
         }

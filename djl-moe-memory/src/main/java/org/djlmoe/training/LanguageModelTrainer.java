@@ -40,6 +40,7 @@ public final class LanguageModelTrainer implements AutoCloseable {
      *
      * @param batch inputs and targets
      * @return the mean loss before the update, in nats a token
+     * @throws IllegalStateException if the loss is not finite; then nothing is updated
      */
     public float step(TokenBatch batch) {
         float value;
@@ -48,6 +49,13 @@ public final class LanguageModelTrainer implements AutoCloseable {
                 NDList out = trainer.forward(new NDList(batch.toInputs(scope)));
                 NDArray mean = loss.evaluate(new NDList(batch.toTargets(scope)), out);
                 value = mean.getFloat();
+                if (!Float.isFinite(value)) {
+                    throw new IllegalStateException(
+                            "The loss is "
+                                    + value
+                                    + ": training has diverged and the weights are of no more use."
+                                    + " Start again with a lower learning rate.");
+                }
                 collector.backward(mean);
             }
         }

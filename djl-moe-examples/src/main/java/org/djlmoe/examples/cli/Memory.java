@@ -21,7 +21,7 @@ final class Memory {
             names = "--budget",
             paramLabel = "SIZE",
             description =
-                    "Most memory the process may take, such as 900m or 2g: chunks shrink to fit, or the"
+                    "Memory that the plan must keep to, such as 900m or 2g: chunks shrink to fit, or the"
                             + " run is refused before it starts (default: no limit).")
     private String budget;
 

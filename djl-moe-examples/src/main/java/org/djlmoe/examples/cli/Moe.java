@@ -54,7 +54,12 @@ public final class Moe implements Runnable {
         // Whatever the locale: the texts are in languages that ASCII cannot write.
         PrintWriter out = new PrintWriter(System.out, true, StandardCharsets.UTF_8);
         PrintWriter err = new PrintWriter(System.err, true, StandardCharsets.UTF_8);
-        System.exit(run(out, err, args));
+        int code = run(out, err, args);
+        if (code == ExitCodes.OK && out.checkError()) {
+            err.println("moe: standard output could not be written to");
+            code = ExitCodes.FAILURE;
+        }
+        System.exit(code);
     }
 
     /**
