@@ -1,6 +1,7 @@
 package org.djlmoe.examples.cli;
 
 import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
 import java.util.concurrent.Callable;
@@ -224,6 +225,8 @@ final class FinetuneCommand implements Callable<Integer> {
 
     private static void save(LanguageModel model, ExpertPrior prior, Path folder)
             throws IOException {
+        // One from an earlier run into this folder would be applied to these weights.
+        Files.deleteIfExists(folder.resolve(ExpertPrior.FILE));
         model.save(folder, SaveOptions.builder().build());
         if (prior != null) {
             prior.save(folder);

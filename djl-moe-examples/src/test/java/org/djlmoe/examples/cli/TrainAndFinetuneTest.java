@@ -133,6 +133,31 @@ class TrainAndFinetuneTest {
                 1e-4 * report.get("perplexity_after").getAsDouble());
     }
 
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void outputFolder_holdsAPriorOfAnEarlierRun_isNotApplied(boolean pretraining)
+            throws IOException {
+        Path tuned = directory.resolve("tuned");
+        String finetune =
+                "finetune --steps 1 --batch 2 --sequence 32 --mask-steps 1 --rank 2 --language lv"
+                        + " --method ";
+        figures(finetune + "maskcoft", "--model", model, "--out", tuned);
+        assertTrue(Files.exists(tuned.resolve(ExpertPrior.FILE)));
+
+        if (pretraining) {
+            figures("train --steps 1 --batch 2 --language lv", "--out", tuned);
+        } else {
+            figures(finetune + "ce", "--model", model, "--out", tuned);
+        }
+
+        assertFalse(Files.exists(tuned.resolve(ExpertPrior.FILE)));
+        JsonObject evaluation =
+                figures("evaluate --language lv --sequence 32 --rows 2", "--model", tuned);
+        assertTrue(
+                !evaluation.has("prior") || evaluation.get("prior").isJsonNull(),
+                evaluation::toString);
+    }
+
     @Test
     void finetune_folderWithoutModel_oneLineAndExitCode2() {
         assertEquals(ExitCodes.USAGE, run("finetune --quiet --model", directory, "--out", shared));
