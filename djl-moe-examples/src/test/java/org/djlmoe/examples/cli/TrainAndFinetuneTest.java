@@ -98,7 +98,14 @@ class TrainAndFinetuneTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"--steps 0", "--batch -1", "--language klingon", "--budget lots"})
+    @ValueSource(
+            strings = {
+                "--steps 0",
+                "--batch -1",
+                "--language klingon",
+                "--budget lots",
+                "--learning-rate -1"
+            })
     void train_badArgument_oneLineAndExitCode2(String bad) {
         int code = run("train --quiet --out " + directory + " " + bad);
 
@@ -156,6 +163,25 @@ class TrainAndFinetuneTest {
         assertTrue(
                 !evaluation.has("prior") || evaluation.get("prior").isJsonNull(),
                 evaluation::toString);
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "--learning-rate 0",
+                "--learning-rate NaN",
+                "--kept 0",
+                "--kept 99",
+                "--language klingon"
+            })
+    void finetune_badArgument_oneLineBeforeAnyWork(String bad) {
+        Path tuned = directory.resolve("tuned");
+        int code = run("finetune --quiet " + bad, "--model", model, "--out", tuned);
+
+        assertEquals(ExitCodes.USAGE, code);
+        assertEquals(1, err.toString().lines().count(), err::toString);
+        assertTrue(err.toString().contains(bad.split(" ")[0]), err::toString);
+        assertFalse(Files.exists(tuned.resolve("model.safetensors")));
     }
 
     @Test
