@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -20,7 +21,10 @@ import java.util.function.Consumer;
 import org.djlmoe.data.PackedTokens;
 import org.djlmoe.maskcoft.PriorSweep.Point;
 import org.djlmoe.model.MoeConfig;
+import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.routing.ExpertMask;
+import org.djlmoe.routing.Router;
+import org.djlmoe.routing.RoutingObserver;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
@@ -119,6 +123,63 @@ class MaskCoFTTest {
             double before = model.loss(text().batches(4, 1).at(0));
             float first = adaptation(model).setSteps(1).build().run(SILENT)[0];
             assertEquals((float) before, first);
+        }
+    }
+
+    @Test
+    void coAdaptation_failsHalfway_modelHasNoAdaptersAndRunsAgain() {
+        try (LanguageModel model = model()) {
+            CoAdaptation control = adaptation(model).setSteps(3).optTrainRouters(false).build();
+            double before = loss(model);
+            assertThrows(
+                    ArithmeticException.class,
+                    () ->
+                            control.run(
+                                    (step, steps, tokens, loss) -> {
+                                        throw new ArithmeticException("halfway");
+                                    }));
+            model.decoder().moeBlocks().forEach(l -> assertNull(l.experts().adapters()));
+            assertEquals(before, loss(model));
+            float[] again = control.run(SILENT);
+            try (LanguageModel fresh = model()) {
+                assertArrayEquals(
+                        adaptation(fresh).setSteps(3).optTrainRouters(false).build().run(SILENT),
+                        again);
+            }
+        }
+    }
+
+    @Test
+    void coAdaptation_oneLayerHasAdapters_keepsThemAndDetachesItsOwn() {
+        try (LanguageModel model = model()) {
+            List<MoeBlock> layers = model.decoder().moeBlocks();
+            layers.get(1).experts().attachAdapters(2, 4);
+            assertThrows(IllegalStateException.class, () -> adaptation(model).build().run(SILENT));
+            assertNull(layers.get(0).experts().adapters());
+            assertNotNull(layers.get(1).experts().adapters());
+        }
+    }
+
+    @Test
+    void evaluation_anObserverIsThere_comesBackAfterwards() {
+        try (LanguageModel model = model()) {
+            RoutingObserver own = ids -> {};
+            Router first = model.decoder().moeBlocks().get(0).router();
+            first.setObserver(own);
+            loss(model);
+            assertSame(own, first.observer());
+            assertNull(model.decoder().moeBlocks().get(1).router().observer());
+        }
+    }
+
+    @Test
+    void evaluation_emptyText_clearError() {
+        try (LanguageModel model = model()) {
+            IllegalArgumentException e =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> Evaluation.of(model, List.of(), t -> {}));
+            assertTrue(e.getMessage().contains("empty"), e.getMessage());
         }
     }
 
@@ -329,6 +390,18 @@ class MaskCoFTTest {
         assertEquals(prior, ExpertPrior.load(folder));
     }
 
+    @Test
+    void expertPrior_fileWithoutLogitRange_isOne() throws IOException {
+        Files.writeString(
+                folder.resolve(ExpertPrior.FILE),
+                "{\"mask\": [[1, 0], [2, 1]], \"experts\": 3, \"form\": \"additive\","
+                        + " \"beta\": 1.5, \"protected_top\": 1}");
+        ExpertPrior prior = ExpertPrior.load(folder);
+        assertEquals(SelectionPrior.additive(1.5), prior.prior());
+        assertArrayEquals(new int[] {0, 1}, prior.mask().experts(0));
+        assertArrayEquals(new int[] {1, 2}, prior.mask().experts(1));
+    }
+
     @ParameterizedTest
     @ValueSource(
             strings = {
@@ -336,6 +409,12 @@ class MaskCoFTTest {
                 "[]",
                 "{}",
                 "{\"mask\": [[9]], \"experts\": 2, \"form\": \"additive\", \"beta\": 1,"
+                        + " \"protected_top\": 1, \"logit_range\": 1}",
+                "{\"mask\": [[0, 1, 0]], \"experts\": 2, \"form\": \"additive\", \"beta\": 1,"
+                        + " \"protected_top\": 1, \"logit_range\": 1}",
+                "{\"mask\": [[0]], \"experts\": -2, \"form\": \"additive\", \"beta\": 1,"
+                        + " \"protected_top\": 1, \"logit_range\": 1}",
+                "{\"mask\": [[-1]], \"experts\": 2, \"form\": \"additive\", \"beta\": 1,"
                         + " \"protected_top\": 1, \"logit_range\": 1}",
                 "{\"mask\": [[0]], \"experts\": 2, \"form\": \"loud\", \"beta\": 1,"
                         + " \"protected_top\": 1, \"logit_range\": 1}"
