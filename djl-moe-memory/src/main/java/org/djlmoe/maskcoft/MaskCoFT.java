@@ -17,7 +17,8 @@ import org.djlmoe.training.LanguageModel;
  * cache of experts.
  *
  * <ol>
- *   <li>{@link MaskSearch} learns which experts a layer keeps, from forward losses alone.
+ *   <li>{@link MaskSearch} learns which experts a layer keeps, from forward losses alone, beginning
+ *       with those that the validation text uses most.
  *   <li>{@link CoAdaptation} trains routers and adapters of the experts under that mask.
  *   <li>{@link PriorSweep} replaces the mask by a prior: kept experts rank higher by beta, none is
  *       forbidden. Beta is the one of fewest loads whose perplexity on validation text stays within
