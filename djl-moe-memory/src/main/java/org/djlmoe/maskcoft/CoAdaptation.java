@@ -3,9 +3,13 @@ package org.djlmoe.maskcoft;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.function.Predicate;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
+import org.djlmoe.expert.Experts;
+import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
 import org.djlmoe.optimizer.WarmupCosineTracker;
@@ -65,19 +69,37 @@ public final class CoAdaptation {
     }
 
     /**
-     * Attaches adapters and trains. Afterwards the adapters are still attached and the routers rank
-     * by their own logits.
+     * Attaches adapters and trains. Afterwards the adapters are still attached, the routers rank by
+     * their own logits, and all other weights stay frozen.
+     *
+     * <p>If anything fails, the adapters are detached again, so that the model can be used as
+     * before; routers keep what they have learned so far.
      *
      * @param listener is told of every step
      * @return the loss of every step, before its update
+     * @throws IllegalStateException if the experts have adapters already
      */
     public float[] run(StageListener listener) {
         Engine.getEngine("PyTorch").setRandomSeed((int) seed);
-        for (MoeBlock layer : model.decoder().moeBlocks()) {
-            layer.experts()
-                    .attachAdapters(rank, alpha)
-                    .initialize(model.manager(), DataType.FLOAT32, new Shape(1));
+        List<Experts> attached = new ArrayList<>();
+        boolean done = false;
+        try {
+            for (MoeBlock layer : model.decoder().moeBlocks()) {
+                LoraExperts adapters = layer.experts().attachAdapters(rank, alpha);
+                attached.add(layer.experts());
+                adapters.initialize(model.manager(), DataType.FLOAT32, new Shape(1));
+            }
+            float[] losses = train(listener);
+            done = true;
+            return losses;
+        } finally {
+            if (!done) {
+                attached.forEach(Experts::detachAdapters);
+            }
         }
+    }
+
+    private float[] train(StageListener listener) {
         Predicate<String> adapter = path -> path.contains(".lora_");
         model.train(trainRouters ? adapter.or(path -> path.endsWith("mlp.gate.weight")) : adapter);
         OffloadStreamAdamW optimizer =
@@ -242,12 +264,20 @@ public final class CoAdaptation {
                 throw new IllegalArgumentException(
                         "CoAdaptation needs a model, batches and at least one step");
             }
-            if (!(learningRate > 0) || !(softShare >= 0 && softShare <= 1)) {
+            if (!(learningRate > 0 && Double.isFinite(learningRate))
+                    || !(softShare >= 0 && softShare <= 1)) {
                 throw new IllegalArgumentException(
-                        "CoAdaptation needs a positive learning rate and a soft share from 0 to 1, not "
+                        "CoAdaptation needs a positive, finite learning rate and a soft share from 0 to 1, not "
                                 + learningRate
                                 + " and "
                                 + softShare);
+            }
+            if (rank < 1 || !(alpha > 0 && Double.isFinite(alpha))) {
+                throw new IllegalArgumentException(
+                        "CoAdaptation needs a rank of at least 1 and a positive, finite alpha, not "
+                                + rank
+                                + " and "
+                                + alpha);
             }
             if (softPrior != null && mask == null) {
                 throw new IllegalArgumentException("A soft prior needs a mask: call optMask");

@@ -19,9 +19,10 @@ import org.djlmoe.routing.SelectionPrior;
  * and how strongly.
  *
  * <p>In a checkpoint folder it is the file {@code maskcoft.json}: {@code {"mask": [[0, 2, ...],
- * ...], "experts": E, "form": "additive", "beta": b, "protected_top": J}}, the mask as ids of the
- * preferred experts, a list a layer. An infinite beta, the hard mask, is written as the string
- * {@code "infinity"}.
+ * ...], "experts": E, "form": "additive", "beta": b, "protected_top": J, "logit_range": D}}, the
+ * mask as ids of the preferred experts, a list a layer, each id once. An infinite beta, the hard
+ * mask, is written as the string {@code "infinity"}. The logit range may be left out and is then 1;
+ * only the form {@code "scaled"} uses it. What the others mean stands with {@link SelectionPrior}.
  *
  * @param mask the preferred experts
  * @param prior how strongly they are preferred
@@ -107,9 +108,22 @@ public record ExpertPrior(ExpertMask mask, SelectionPrior prior) {
         try {
             JsonObject json = GSON.fromJson(Files.readString(file), JsonObject.class);
             int[][] ids = GSON.fromJson(json.get("mask"), int[][].class);
-            boolean[][] kept = new boolean[ids.length][json.get("experts").getAsInt()];
+            int experts = json.get("experts").getAsInt();
+            if (experts < 1) {
+                throw new IllegalArgumentException(
+                        "experts is " + experts + ": it must be 1 or more");
+            }
+            boolean[][] kept = new boolean[ids.length][experts];
             for (int l = 0; l < ids.length; l++) {
                 for (int id : ids[l]) {
+                    if (id < 0 || id >= experts) {
+                        throw new IllegalArgumentException(
+                                "layer " + l + " has expert " + id + " of " + experts);
+                    }
+                    if (kept[l][id]) {
+                        throw new IllegalArgumentException(
+                                "layer " + l + " has expert " + id + " twice");
+                    }
                     kept[l][id] = true;
                 }
             }
@@ -124,13 +138,12 @@ public record ExpertPrior(ExpertMask mask, SelectionPrior prior) {
                                     ? Double.POSITIVE_INFINITY
                                     : Double.parseDouble(beta),
                             json.get("protected_top").getAsInt(),
-                            json.get("logit_range").getAsDouble());
+                            json.has("logit_range") ? json.get("logit_range").getAsDouble() : 1);
             return new ExpertPrior(ExpertMask.of(kept), prior);
         } catch (JsonParseException
                 | NullPointerException
                 | IllegalStateException
                 | UnsupportedOperationException
-                | IndexOutOfBoundsException
                 | IllegalArgumentException e) {
             throw new IllegalArgumentException(
                     file + " is not a MaskCoFT prior: " + e.getMessage(), e);

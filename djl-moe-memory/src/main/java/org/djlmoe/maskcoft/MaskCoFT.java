@@ -6,6 +6,7 @@ import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.model.MoeConfig;
+import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
@@ -16,7 +17,8 @@ import org.djlmoe.training.LanguageModel;
  * cache of experts.
  *
  * <ol>
- *   <li>{@link MaskSearch} learns which experts a layer keeps, from forward losses alone.
+ *   <li>{@link MaskSearch} learns which experts a layer keeps, from forward losses alone, beginning
+ *       with those that the validation text uses most.
  *   <li>{@link CoAdaptation} trains routers and adapters of the experts under that mask.
  *   <li>{@link PriorSweep} replaces the mask by a prior: kept experts rank higher by beta, none is
  *       forbidden. Beta is the one of fewest loads whose perplexity on validation text stays within
@@ -100,14 +102,14 @@ public final class MaskCoFT {
         model = builder.model;
         batches = builder.batches;
         validation = builder.validation;
-        kept = builder.kept;
+        kept = builder.kept();
         maskSteps = builder.maskSteps;
         maskSamples = builder.maskSamples;
         steps = builder.steps;
         learningRate = builder.learningRate;
         softBeta = builder.softBeta;
         softShare = builder.softShare;
-        cacheSize = builder.cacheSize;
+        cacheSize = builder.cacheSize();
         policy = builder.policy;
         perplexityLimit = builder.perplexityLimit;
         betas = List.copyOf(builder.betas);
@@ -130,8 +132,15 @@ public final class MaskCoFT {
      *
      * @param listener is told of every step
      * @return mask, losses and prior
+     * @throws IllegalStateException if the experts have adapters
      */
     public Result run(Listener listener) {
+        for (MoeBlock layer : model.decoder().moeBlocks()) {
+            if (layer.experts().adapters() != null) {
+                throw new IllegalStateException(
+                        "The model's experts have adapters already: merge or detach them first");
+            }
+        }
         double[] maskLosses = new double[maskSteps];
         ExpertMask mask =
                 MaskSearch.run(
@@ -204,14 +213,14 @@ public final class MaskCoFT {
         private LanguageModel model;
         private PackedBatches batches;
         private Iterable<TokenBatch> validation;
-        private int kept;
+        private Integer kept;
         private int maskSteps = 60;
         private int maskSamples = 6;
         private int steps = 200;
         private double learningRate = 1e-3;
         private double softBeta = 4;
         private double softShare = 1.0 / 3;
-        private int cacheSize;
+        private Integer cacheSize;
         private EvictionPolicy.Type policy = EvictionPolicy.Type.LFU_LIFETIME;
         private double perplexityLimit = Double.NaN;
         private long seed;
@@ -244,7 +253,8 @@ public final class MaskCoFT {
         }
 
         /**
-         * Sets the text that beta is chosen on; figures that are reported come from another.
+         * Sets the text that beta is chosen on. How often the model uses its experts on it is also
+         * where the mask begins. So figures that are reported come from another text.
          *
          * @param value batches, gone through several times
          * @return this builder
@@ -255,7 +265,8 @@ public final class MaskCoFT {
         }
 
         /**
-         * Sets the betas to try; infinity is the hard mask. Default: 0.5, 1, 2, 4, 8.
+         * Sets the betas to try, each 0 or above; infinity is the hard mask. Default: 0.5, 1, 2, 4,
+         * 8.
          *
          * @param values at least one
          * @return this builder
@@ -268,8 +279,8 @@ public final class MaskCoFT {
         /**
          * Sets the adapters' rank and scaling numerator. Default: 16 and 32.
          *
-         * @param r the rank
-         * @param a the numerator
+         * @param r the rank, at least 1
+         * @param a the numerator, above 0
          * @return this builder
          */
         public Builder optAdapters(int r, double a) {
@@ -281,7 +292,7 @@ public final class MaskCoFT {
         /**
          * Sets how many experts a layer keeps. Default: three quarters of them.
          *
-         * @param value the setting
+         * @param value from the experts that a token uses to all
          * @return this builder
          */
         public Builder optKept(int value) {
@@ -290,9 +301,10 @@ public final class MaskCoFT {
         }
 
         /**
-         * Sets the updates of the mask. Default: 60.
+         * Sets the updates of the mask. Default: 60. With 0 the mask keeps the experts that the
+         * validation text uses most.
          *
-         * @param value the setting
+         * @param value 0 or more
          * @return this builder
          */
         public Builder optMaskSteps(int value) {
@@ -303,7 +315,7 @@ public final class MaskCoFT {
         /**
          * Sets the sampled masks an update. Default: 6.
          *
-         * @param value the setting
+         * @param value at least 2
          * @return this builder
          */
         public Builder optMaskSamples(int value) {
@@ -314,7 +326,7 @@ public final class MaskCoFT {
         /**
          * Sets the training steps. Default: 200.
          *
-         * @param value the setting
+         * @param value at least 1
          * @return this builder
          */
         public Builder optSteps(int value) {
@@ -325,7 +337,7 @@ public final class MaskCoFT {
         /**
          * Sets the highest learning rate of routers and adapters. Default: 1e-3.
          *
-         * @param value the setting
+         * @param value finite, above 0
          * @return this builder
          */
         public Builder optLearningRate(double value) {
@@ -336,7 +348,7 @@ public final class MaskCoFT {
         /**
          * Sets the beta of the soft prior that the last training steps run under. Default: 4.
          *
-         * @param value the setting
+         * @param value 0 or above, or infinity
          * @return this builder
          */
         public Builder optSoftBeta(double value) {
@@ -347,7 +359,7 @@ public final class MaskCoFT {
         /**
          * Sets the part of the training steps that run under the soft prior. Default: a third.
          *
-         * @param value the setting
+         * @param value 0 to 1
          * @return this builder
          */
         public Builder optSoftShare(double value) {
@@ -359,7 +371,7 @@ public final class MaskCoFT {
          * Sets the cache that betas are judged by, in experts a layer. Default: half of the
          * experts.
          *
-         * @param value the setting
+         * @param value at least the experts that a token uses
          * @return this builder
          */
         public Builder optCacheSize(int value) {
@@ -413,26 +425,68 @@ public final class MaskCoFT {
                 throw new IllegalArgumentException(
                         "MaskCoFT needs a model, training batches and validation batches");
             }
-            if (betas.isEmpty()) {
-                throw new IllegalArgumentException("MaskCoFT needs at least one beta to try");
-            }
             MoeConfig config = model.decoder().config();
-            if (kept == 0) {
-                kept = Math.max(config.topK(), (3 * config.numExperts() + 2) / 4);
+            int topK = config.topK();
+            require(
+                    kept() >= topK && kept() <= config.numExperts(),
+                    "kept is %d: a layer keeps from topK = %d to %d experts",
+                    kept(),
+                    topK,
+                    config.numExperts());
+            require(maskSteps >= 0, "maskSteps is %d: set 0 or more", maskSteps);
+            require(
+                    maskSamples >= 2,
+                    "maskSamples is %d: two masks are needed to compare",
+                    maskSamples);
+            require(steps >= 1, "steps is %d: set 1 or more", steps);
+            require(
+                    learningRate > 0 && Double.isFinite(learningRate),
+                    "learningRate is %s: it must be finite and above 0",
+                    learningRate);
+            require(softBeta >= 0, "softBeta is %s: it must be 0 or above, or infinity", softBeta);
+            require(
+                    softShare >= 0 && softShare <= 1,
+                    "softShare is %s: it must be from 0 to 1",
+                    softShare);
+            require(
+                    cacheSize() >= topK,
+                    "cacheSize is %d: a token uses topK = %d experts of a layer at once",
+                    cacheSize(),
+                    topK);
+            require(policy != null, "policy is null: name an eviction policy");
+            require(
+                    !(perplexityLimit <= 0),
+                    "perplexityLimit is %s: it must be above 0",
+                    perplexityLimit);
+            require(betas != null && !betas.isEmpty(), "betas is empty: at least one is tried");
+            for (Double beta : betas) {
+                require(
+                        beta != null && beta >= 0,
+                        "betas has %s: each must be 0 or above, or infinity",
+                        beta);
             }
-            if (kept < config.topK() || kept > config.numExperts()) {
-                throw new IllegalArgumentException(
-                        "A layer keeps from topK = "
-                                + config.topK()
-                                + " to "
-                                + config.numExperts()
-                                + " experts, not "
-                                + kept);
-            }
-            if (cacheSize == 0) {
-                cacheSize = Math.max(config.topK(), config.numExperts() / 2);
-            }
+            require(rank >= 1, "The adapters' rank is %d: set 1 or more", rank);
+            require(
+                    alpha > 0 && Double.isFinite(alpha),
+                    "The adapters' alpha is %s: it must be finite and above 0",
+                    alpha);
             return new MaskCoFT(this);
+        }
+
+        private int kept() {
+            MoeConfig config = model.decoder().config();
+            return kept == null ? Math.max(config.topK(), (3 * config.numExperts() + 2) / 4) : kept;
+        }
+
+        private int cacheSize() {
+            MoeConfig config = model.decoder().config();
+            return cacheSize == null ? Math.max(config.topK(), config.numExperts() / 2) : cacheSize;
+        }
+
+        private static void require(boolean holds, String message, Object... args) {
+            if (!holds) {
+                throw new IllegalArgumentException(message.formatted(args));
+            }
         }
     }
 }

@@ -5,10 +5,6 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.io.IOException;
-import java.io.InputStream;
-import java.io.UncheckedIOException;
-import java.nio.charset.StandardCharsets;
 import java.util.List;
 import org.djlmoe.kernel.KernelException;
 import org.djlmoe.kernel.TorchKernels;
@@ -24,18 +20,7 @@ final class AdamWKernels {
     private final TorchKernels kernels;
 
     private AdamWKernels(String rule) {
-        kernels = TorchKernels.compile(rule, read("adamw.py") + read(rule));
-    }
-
-    private static String read(String resource) {
-        try (InputStream in = AdamWKernels.class.getResourceAsStream(resource)) {
-            if (in == null) {
-                throw new KernelException("No kernel text " + resource + " on the class path");
-            }
-            return new String(in.readAllBytes(), StandardCharsets.UTF_8);
-        } catch (IOException e) {
-            throw new UncheckedIOException("Cannot read the kernel text " + resource, e);
-        }
+        kernels = TorchKernels.load(AdamWKernels.class, "adamw.py", rule);
     }
 
     /** One pass over memory for the whole update. */

@@ -4,8 +4,14 @@ package org.djlmoe.optimizer;
 public enum NonFinitePolicy {
     /** Nothing special, as {@code torch.optim.AdamW}: what the gradient holds spreads. */
     PROPAGATE,
-    /** Leaves all weights and state as they are, sets the gradients to zero and counts the step. */
+    /**
+     * Leaves all weights and state as they are, sets the gradients to zero and counts it as
+     * skipped.
+     */
     SKIP,
-    /** Throws an {@link ArithmeticException} that names the parameter; nothing is changed. */
+    /**
+     * Throws an {@link ArithmeticException} that names the parameter; nothing is changed. The
+     * gradients stay for a look at them: call {@code zeroGradients} before going on.
+     */
     RAISE
 }

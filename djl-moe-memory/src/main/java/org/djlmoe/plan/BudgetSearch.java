@@ -88,7 +88,10 @@ final class BudgetSearch {
         String how = "";
         PlanSettings current = settings;
         String found = smaller(current);
-        if (found == null && current.trained() == PlanSettings.Trained.ALL) {
+        // Adapters make room for gradients and optimizer state, which an evaluation has none of.
+        if (found == null
+                && !current.evaluation()
+                && current.trained() == PlanSettings.Trained.ALL) {
             current = current.toBuilder().optAdapters(SUGGESTED_RANK).build();
             how = "training only routers and adapters of rank " + SUGGESTED_RANK;
             found = smaller(current);

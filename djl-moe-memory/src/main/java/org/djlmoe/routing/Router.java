@@ -118,6 +118,15 @@ public final class Router extends AbstractBlock {
     }
 
     /**
+     * Returns who sees the choices.
+     *
+     * @return the observer, or null for nobody
+     */
+    public RoutingObserver observer() {
+        return observer;
+    }
+
+    /**
      * Tells the observer, if there is one.
      *
      * @param ids INT64 [N, k]

@@ -1,11 +1,13 @@
 package org.djlmoe.training;
 
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.function.LongConsumer;
 import org.djlmoe.cache.ExpertTrace;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.moe.MoeBlock;
+import org.djlmoe.routing.RoutingObserver;
 
 /**
  * What a model makes of held-out text, every token predicted from the text before it (teacher
@@ -18,12 +20,14 @@ import org.djlmoe.moe.MoeBlock;
 public record Evaluation(double loss, long tokens, ExpertTrace trace) {
 
     /**
-     * Evaluates a model as it is, with whatever mask or prior its routers have.
+     * Evaluates a model as it is, with whatever mask or prior its routers have. Observers of its
+     * routers see nothing meanwhile and are back afterwards.
      *
      * @param model the model
-     * @param text the held-out text
+     * @param text the held-out text, at least one batch
      * @param progress is told the number of tokens done
      * @return loss and trace
+     * @throws IllegalArgumentException if the text is empty
      */
     public static Evaluation of(
             LanguageModel model, Iterable<TokenBatch> text, LongConsumer progress) {
@@ -35,8 +39,10 @@ public record Evaluation(double loss, long tokens, ExpertTrace trace) {
                         .setTopK(topK)
                         .setNumLayers(layers.size());
         long[][] chosen = new long[layers.size()][];
+        List<RoutingObserver> observers = new ArrayList<>();
         for (int l = 0; l < chosen.length; l++) {
             int layer = l;
+            observers.add(layers.get(l).router().observer());
             layers.get(l).router().setObserver(ids -> chosen[layer] = ids.toLongArray());
         }
         double total = 0;
@@ -55,7 +61,13 @@ public record Evaluation(double loss, long tokens, ExpertTrace trace) {
                 progress.accept(tokens);
             }
         } finally {
-            layers.forEach(layer -> layer.router().setObserver(null));
+            for (int l = 0; l < chosen.length; l++) {
+                layers.get(l).router().setObserver(observers.get(l));
+            }
+        }
+        if (tokens == 0) {
+            throw new IllegalArgumentException(
+                    "The text to evaluate on is empty: give at least one batch");
         }
         return new Evaluation(total / tokens, tokens, trace.build());
     }

@@ -56,7 +56,8 @@ import org.djlmoe.kernel.VocabKernels;
  * are the same, but autograd keeps all logits.
  *
  * <p>DJL's evaluator listener asks for the loss of each batch a second time; as long as labels and
- * predictions are the same unchanged arrays, and gradient mode is off, the answer is remembered.
+ * predictions are the same unchanged arrays, the normalizer has not changed and gradient mode is
+ * off, the answer is remembered.
  *
  * <p>Accuracy and perplexity come from {@link TokenAccuracy} and {@link Perplexity}; DJL's own
  * evaluators expect logits, and {@code BoundedTrainer} refuses them.
@@ -116,8 +117,9 @@ public final class RingDtpLoss extends Loss implements EvaluatorCheck {
     @Override
     public NDArray evaluate(NDList labels, NDList predictions) {
         NDList arrays = new NDList(labels).addAll(predictions);
+        double divisor = normalizer == null ? Double.NaN : normalizer.getAsDouble();
         Evaluation before = last;
-        if (before != null && !GradMode.isOn() && before.isOf(arrays)) {
+        if (before != null && !GradMode.isOn() && before.isOf(arrays, divisor)) {
             return before.toArray(predictions.head().getManager());
         }
         last = null;
@@ -125,13 +127,13 @@ public final class RingDtpLoss extends Loss implements EvaluatorCheck {
         VocabSegment segment =
                 new VocabSegment(
                         settings,
-                        normalizer == null ? Double.NaN : normalizer.getAsDouble(),
+                        divisor,
                         labels.get(0),
                         labels.size() > 1 ? labels.get(1) : null,
                         wanted(predictions),
                         scored);
         NDArray loss = Tape.apply(segment, predictions).head();
-        last = new Evaluation(arrays, segment.outcome());
+        last = new Evaluation(arrays, divisor, segment.outcome());
         return loss;
     }
 
@@ -362,16 +364,18 @@ public final class RingDtpLoss extends Loss implements EvaluatorCheck {
 
         private final List<WeakReference<NDArray>> arrays = new ArrayList<>();
         private final long[] versions;
+        private final double normalizer;
         private final VocabSegment.Outcome outcome;
 
-        Evaluation(NDList arrays, VocabSegment.Outcome outcome) {
+        Evaluation(NDList arrays, double normalizer, VocabSegment.Outcome outcome) {
             arrays.forEach(array -> this.arrays.add(new WeakReference<>(array)));
             this.versions = versions(arrays);
+            this.normalizer = normalizer;
             this.outcome = outcome;
         }
 
-        boolean isOf(NDList others) {
-            if (others.size() != arrays.size()) {
+        boolean isOf(NDList others, double divisor) {
+            if (others.size() != arrays.size() || Double.compare(normalizer, divisor) != 0) {
                 return false;
             }
             for (int i = 0; i < arrays.size(); i++) {

@@ -17,7 +17,7 @@ import org.djlmoe.kernel.VocabKernels.Tokens;
  * The loss of one batch on one rank. Inputs: hidden, weight and perhaps bias.
  *
  * <p>A scalar loss saves its gradients, which backward scales with the upstream number. A loss a
- * token saves the log-sum-exp of every token, with which backward recomputes.
+ * token saves the log-sum-exp and the weight of every token, with which backward recomputes.
  */
 final class VocabSegment implements Segment {
 
@@ -151,6 +151,10 @@ final class VocabSegment implements Segment {
                 context.save("rows", tokens.rows());
                 context.save("labels", tokens.labels());
                 context.save("lse", lse);
+                if (weights != null) {
+                    // The caller may close or change its own before backward.
+                    context.save("weights", weights.duplicate());
+                }
             } else {
                 save(context, gradients.hidden(), 0);
                 save(context, gradients.weight(), 1);
@@ -214,7 +218,11 @@ final class VocabSegment implements Segment {
                     projection(inputs),
                     tokens,
                     VocabKernels.factors(
-                            context.manager(), tokens, weights, outputGradients.head(), 1),
+                            context.manager(),
+                            tokens,
+                            weights == null ? null : context.get("weights"),
+                            outputGradients.head(),
+                            1),
                     settings.terms(),
                     settings.blockTokens(),
                     context.get("lse"),

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -16,16 +17,22 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import java.util.function.Consumer;
 import org.djlmoe.data.PackedTokens;
 import org.djlmoe.maskcoft.PriorSweep.Point;
 import org.djlmoe.model.MoeConfig;
+import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.routing.ExpertMask;
+import org.djlmoe.routing.Router;
+import org.djlmoe.routing.RoutingObserver;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.MethodSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 class MaskCoFTTest {
@@ -120,6 +127,63 @@ class MaskCoFTTest {
     }
 
     @Test
+    void coAdaptation_failsHalfway_modelHasNoAdaptersAndRunsAgain() {
+        try (LanguageModel model = model()) {
+            CoAdaptation control = adaptation(model).setSteps(3).optTrainRouters(false).build();
+            double before = loss(model);
+            assertThrows(
+                    ArithmeticException.class,
+                    () ->
+                            control.run(
+                                    (step, steps, tokens, loss) -> {
+                                        throw new ArithmeticException("halfway");
+                                    }));
+            model.decoder().moeBlocks().forEach(l -> assertNull(l.experts().adapters()));
+            assertEquals(before, loss(model));
+            float[] again = control.run(SILENT);
+            try (LanguageModel fresh = model()) {
+                assertArrayEquals(
+                        adaptation(fresh).setSteps(3).optTrainRouters(false).build().run(SILENT),
+                        again);
+            }
+        }
+    }
+
+    @Test
+    void coAdaptation_oneLayerHasAdapters_keepsThemAndDetachesItsOwn() {
+        try (LanguageModel model = model()) {
+            List<MoeBlock> layers = model.decoder().moeBlocks();
+            layers.get(1).experts().attachAdapters(2, 4);
+            assertThrows(IllegalStateException.class, () -> adaptation(model).build().run(SILENT));
+            assertNull(layers.get(0).experts().adapters());
+            assertNotNull(layers.get(1).experts().adapters());
+        }
+    }
+
+    @Test
+    void evaluation_anObserverIsThere_comesBackAfterwards() {
+        try (LanguageModel model = model()) {
+            RoutingObserver own = ids -> {};
+            Router first = model.decoder().moeBlocks().get(0).router();
+            first.setObserver(own);
+            loss(model);
+            assertSame(own, first.observer());
+            assertNull(model.decoder().moeBlocks().get(1).router().observer());
+        }
+    }
+
+    @Test
+    void evaluation_emptyText_clearError() {
+        try (LanguageModel model = model()) {
+            IllegalArgumentException e =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> Evaluation.of(model, List.of(), t -> {}));
+            assertTrue(e.getMessage().contains("empty"), e.getMessage());
+        }
+    }
+
+    @Test
     void mergeAdapters_afterTraining_sameLossAsUnmerged() {
         try (LanguageModel model = model()) {
             double base = loss(model);
@@ -174,18 +238,108 @@ class MaskCoFTTest {
         }
     }
 
+    private static Arguments bad(String setting, Consumer<MaskCoFT.Builder> mistake) {
+        return Arguments.of(setting, mistake);
+    }
+
+    static List<Arguments> mistakes() {
+        return List.of(
+                bad("kept", b -> b.optKept(0)),
+                bad("kept", b -> b.optKept(1)),
+                bad("kept", b -> b.optKept(EXPERTS + 1)),
+                bad("maskSteps", b -> b.optMaskSteps(-1)),
+                bad("maskSamples", b -> b.optMaskSamples(1)),
+                bad("steps", b -> b.optSteps(0)),
+                bad("learningRate", b -> b.optLearningRate(0)),
+                bad("learningRate", b -> b.optLearningRate(Double.NaN)),
+                bad("learningRate", b -> b.optLearningRate(Double.POSITIVE_INFINITY)),
+                bad("softBeta", b -> b.optSoftBeta(-1)),
+                bad("softShare", b -> b.optSoftShare(1.5)),
+                bad("softShare", b -> b.optSoftShare(Double.NaN)),
+                bad("cacheSize", b -> b.optCacheSize(1)),
+                bad("cacheSize", b -> b.optCacheSize(0)),
+                bad("policy", b -> b.optPolicy(null)),
+                bad("perplexityLimit", b -> b.optPerplexityLimit(0)),
+                bad("betas", b -> b.optBetas(List.of())),
+                bad("betas", b -> b.optBetas(List.of(1.0, -0.5))),
+                bad("betas", b -> b.optBetas(List.of(Double.NaN))),
+                bad("rank", b -> b.optAdapters(0, 1)),
+                bad("alpha", b -> b.optAdapters(1, 0)),
+                bad("alpha", b -> b.optAdapters(1, Double.POSITIVE_INFINITY)),
+                bad("model", b -> b.setModel(null)));
+    }
+
+    @ParameterizedTest
+    @MethodSource("mistakes")
+    void build_settingOutOfRange_errorNamesIt(String setting, Consumer<MaskCoFT.Builder> mistake) {
+        try (LanguageModel model = model()) {
+            MaskCoFT.Builder builder =
+                    MaskCoFT.builder()
+                            .setModel(model)
+                            .setBatches(text().batches(4, 1))
+                            .setValidation(text().sample(20, 10));
+            builder.build();
+            mistake.accept(builder);
+            IllegalArgumentException e =
+                    assertThrows(IllegalArgumentException.class, builder::build);
+            assertTrue(e.getMessage().contains(setting), e.getMessage());
+        }
+    }
+
+    @Test
+    void run_adaptersAttached_refusedBeforeAnyStep() {
+        try (LanguageModel model = model()) {
+            model.decoder().moeBlocks().get(1).experts().attachAdapters(2, 4);
+            MaskCoFT recipe = recipe(model);
+            assertThrows(
+                    IllegalStateException.class,
+                    () ->
+                            recipe.run(
+                                    (stage, step, steps, tokens, loss) -> {
+                                        throw new AssertionError(stage);
+                                    }));
+        }
+    }
+
+    @Test
+    void run_noMaskSteps_keepsTheExpertsMostUsed() {
+        try (LanguageModel model = model()) {
+            long[][] usage = Evaluation.of(model, text().sample(20, 10), t -> {}).trace().usage();
+            MaskCoFT.Result result =
+                    recipe(model, b -> b.optMaskSteps(0).optKept(2).optSteps(1))
+                            .run((stage, step, steps, tokens, loss) -> {});
+            assertEquals(0, result.maskLosses().length);
+            for (int l = 0; l < usage.length; l++) {
+                long[] ofLayer = usage[l];
+                long least =
+                        Arrays.stream(result.mask().experts(l))
+                                .mapToLong(e -> ofLayer[e])
+                                .min()
+                                .orElseThrow();
+                long[] sorted = Arrays.stream(usage[l]).sorted().toArray();
+                assertEquals(sorted[EXPERTS - 2], least);
+            }
+        }
+    }
+
     private static MaskCoFT recipe(LanguageModel model) {
-        return MaskCoFT.builder()
-                .setModel(model)
-                .setBatches(text().batches(4, 1))
-                .setValidation(text().sample(20, 10))
-                .optMaskSteps(4)
-                .optMaskSamples(3)
-                .optSteps(6)
-                .optAdapters(2, 4)
-                .optBetas(List.of(0.0, 1.0, Double.POSITIVE_INFINITY))
-                .optSeed(9)
-                .build();
+        return recipe(model, b -> {});
+    }
+
+    private static MaskCoFT recipe(LanguageModel model, Consumer<MaskCoFT.Builder> change) {
+        MaskCoFT.Builder builder =
+                MaskCoFT.builder()
+                        .setModel(model)
+                        .setBatches(text().batches(4, 1))
+                        .setValidation(text().sample(20, 10))
+                        .optMaskSteps(4)
+                        .optMaskSamples(3)
+                        .optSteps(6)
+                        .optAdapters(2, 4)
+                        .optBetas(List.of(0.0, 1.0, Double.POSITIVE_INFINITY))
+                        .optSeed(9);
+        change.accept(builder);
+        return builder.build();
     }
 
     @Test
@@ -236,6 +390,18 @@ class MaskCoFTTest {
         assertEquals(prior, ExpertPrior.load(folder));
     }
 
+    @Test
+    void expertPrior_fileWithoutLogitRange_isOne() throws IOException {
+        Files.writeString(
+                folder.resolve(ExpertPrior.FILE),
+                "{\"mask\": [[1, 0], [2, 1]], \"experts\": 3, \"form\": \"additive\","
+                        + " \"beta\": 1.5, \"protected_top\": 1}");
+        ExpertPrior prior = ExpertPrior.load(folder);
+        assertEquals(SelectionPrior.additive(1.5), prior.prior());
+        assertArrayEquals(new int[] {0, 1}, prior.mask().experts(0));
+        assertArrayEquals(new int[] {1, 2}, prior.mask().experts(1));
+    }
+
     @ParameterizedTest
     @ValueSource(
             strings = {
@@ -243,6 +409,12 @@ class MaskCoFTTest {
                 "[]",
                 "{}",
                 "{\"mask\": [[9]], \"experts\": 2, \"form\": \"additive\", \"beta\": 1,"
+                        + " \"protected_top\": 1, \"logit_range\": 1}",
+                "{\"mask\": [[0, 1, 0]], \"experts\": 2, \"form\": \"additive\", \"beta\": 1,"
+                        + " \"protected_top\": 1, \"logit_range\": 1}",
+                "{\"mask\": [[0]], \"experts\": -2, \"form\": \"additive\", \"beta\": 1,"
+                        + " \"protected_top\": 1, \"logit_range\": 1}",
+                "{\"mask\": [[-1]], \"experts\": 2, \"form\": \"additive\", \"beta\": 1,"
                         + " \"protected_top\": 1, \"logit_range\": 1}",
                 "{\"mask\": [[0]], \"experts\": 2, \"form\": \"loud\", \"beta\": 1,"
                         + " \"protected_top\": 1, \"logit_range\": 1}"

@@ -398,6 +398,15 @@ class MemoryPlanTest {
                 new MemoryBudget(33 * MB));
     }
 
+    @Test
+    void fit_evaluationTooLarge_saysNothingOfAdapters() {
+        MoeConfig config = new Shape(2, 32, 12, 4, 100, 8, 512).config();
+        PlanSettings settings = run().setBatch(1).setSequence(8).optEvaluation(true).build();
+        String message = refusal(config, settings, 1024);
+        assertEquals(-1, message.indexOf("adapters"), message);
+        assertTrue(message.contains("no setting fits this model"), message);
+    }
+
     private static String refusal(MoeConfig config, PlanSettings settings, long budget) {
         return assertThrows(
                         BudgetExceededException.class,

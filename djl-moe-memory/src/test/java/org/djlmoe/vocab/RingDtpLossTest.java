@@ -734,6 +734,50 @@ class RingDtpLossTest {
     }
 
     @Test
+    void evaluate_normalizerChangedMeanwhile_computedAnew() {
+        Problem p = new Problem();
+        double[] divisor = {2};
+        RingDtpLoss loss = p.loss.optNormalizer(() -> divisor[0]).build();
+        NDList labels = p.labels();
+        NDList predictions = p.predictions();
+        try (GradMode off = GradMode.off()) {
+            float halves = loss.evaluate(labels, predictions).getFloat();
+            Marker.overwriteBehindTheBack(predictions.get(0));
+            assertEquals(halves, loss.evaluate(labels, predictions).getFloat());
+        }
+        predictions = p.predictions();
+        try (GradMode off = GradMode.off()) {
+            float halves = loss.evaluate(labels, predictions).getFloat();
+            divisor[0] = 8;
+            float eighths = loss.evaluate(labels, predictions).getFloat();
+            assertEquals(halves / 4, eighths, 1e-6 * halves);
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void backward_noneAndWeightsClosedOrChangedMeanwhile_gradientsOfTheOldOnes(boolean closed) {
+        Problem p = new Problem();
+        p.weights = random.doubles(N, 0.5, 2).toArray();
+        RingDtpLoss loss = p.loss.optReduction(Reduction.NONE).build();
+        NDList labels = p.labels();
+        NDList predictions = p.predictions();
+        predictions.forEach(a -> a.setRequiresGradient(true));
+        try (Tape tape = new Tape(manager, 1, () -> {})) {
+            NDArray value = loss.evaluate(labels, predictions);
+            if (closed) {
+                labels.get(1).close();
+            } else {
+                labels.get(1).muli(0);
+            }
+            tape.backward(value.sum());
+        }
+        NaiveCrossEntropy.Result expected = p.expected(1, null);
+        assertClose(expected.hidden(), doubles(predictions.get(0).getGradient()), 1e-6);
+        assertClose(expected.weight(), doubles(predictions.get(1).getGradient()), 1e-6);
+    }
+
+    @Test
     void evaluate_otherBatchBetween_computedAnew() {
         Problem p = new Problem();
         RingDtpLoss loss = p.loss.build();

@@ -17,6 +17,25 @@ final class Arguments {
         }
     }
 
+    static void positive(String option, double value) {
+        if (!(value > 0) || Double.isInfinite(value)) {
+            throw new UserError(option + " must be a finite number above 0, not " + value);
+        }
+    }
+
+    /** Fails unless a mask of that many experts a layer has enough for one token. */
+    static void kept(int kept, int topK, int experts) {
+        if (kept < topK || kept > experts) {
+            throw new UserError(
+                    "--kept must be from "
+                            + topK
+                            + ", the experts that a token uses, to "
+                            + experts
+                            + ", all of a layer, not "
+                            + kept);
+        }
+    }
+
     /** Fails unless a cache of that size holds what one token uses at once. */
     static void cache(int size, int topK) {
         if (size < topK) {

@@ -1,6 +1,7 @@
 package org.djlmoe.examples.cli;
 
 import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
 import java.util.concurrent.Callable;
@@ -9,6 +10,7 @@ import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.examples.demo.BaseModel;
 import org.djlmoe.examples.text.ByteLevelTokenizer;
+import org.djlmoe.examples.text.Language;
 import org.djlmoe.examples.text.TextData;
 import org.djlmoe.maskcoft.CoAdaptation;
 import org.djlmoe.maskcoft.ExpertPrior;
@@ -118,14 +120,20 @@ final class FinetuneCommand implements Callable<Integer> {
         Arguments.positive("--sequence", sequence);
         Arguments.positive("--rank", rank);
         Arguments.positive("--mask-steps", maskSteps);
+        Arguments.positive("--learning-rate", learningRate);
+        Language only = Arguments.language(language);
         Path folder = out.create(Path.of("runs", "finetune"));
-        TextData text = TextData.load(Arguments.language(language), sequence);
-        PackedBatches batches = text.train().batches(batch, options.seed());
-        Iterable<TokenBatch> validation =
-                text.validation().sample(VALIDATION_ROWS, EVALUATION_BATCH);
         CheckpointFolder start =
                 CheckpointFolder.of(
                         base == null ? BaseModel.extract(folder.resolve("base")) : base);
+        if (kept != null) {
+            Arguments.kept(kept, start.config().topK(), start.config().numExperts());
+        }
+        TextData text = TextData.load(only, sequence);
+        PackedBatches batches = text.train().batches(batch, options.seed());
+        // No more rows at a time than the plan is made for.
+        Iterable<TokenBatch> validation =
+                text.validation().sample(VALIDATION_ROWS, Math.min(batch, EVALUATION_BATCH));
         MemoryPlan plan =
                 memory.plan(
                         start.config(),
@@ -224,6 +232,8 @@ final class FinetuneCommand implements Callable<Integer> {
 
     private static void save(LanguageModel model, ExpertPrior prior, Path folder)
             throws IOException {
+        // One from an earlier run into this folder would be applied to these weights.
+        Files.deleteIfExists(folder.resolve(ExpertPrior.FILE));
         model.save(folder, SaveOptions.builder().build());
         if (prior != null) {
             prior.save(folder);

@@ -1,6 +1,7 @@
 package org.djlmoe.examples.cli;
 
 import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
 import org.djlmoe.checkpoint.SaveOptions;
@@ -10,6 +11,7 @@ import org.djlmoe.examples.text.ByteLevelTokenizer;
 import org.djlmoe.examples.text.Language;
 import org.djlmoe.examples.text.TextData;
 import org.djlmoe.io.DType;
+import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
 import org.djlmoe.optimizer.WarmupCosineTracker;
 import org.djlmoe.plan.MemoryPlan;
@@ -84,6 +86,8 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
             train(model, batches, losses, options);
             double seconds = (System.nanoTime() - start) / 1e9;
             long peak = meter.stop().peakBytes();
+            // One from an earlier run into this folder would be applied to these weights.
+            Files.deleteIfExists(folder.resolve(ExpertPrior.FILE));
             model.save(folder, SaveOptions.builder().optDtype(DType.BF16).build());
             try (ByteLevelTokenizer tokenizer = new ByteLevelTokenizer()) {
                 tokenizer.save(folder);

@@ -56,6 +56,7 @@ final class TrainCommand implements Callable<Integer> {
         int rows = batch == null ? preset.batch : batch;
         Arguments.positive("--steps", updates);
         Arguments.positive("--batch", rows);
+        Arguments.positive("--learning-rate", learningRate);
         Path folder = out.create(Path.of("runs", "train"));
         Pretraining.Report report =
                 new Pretraining(preset, updates, rows, learningRate, balance)

@@ -98,7 +98,14 @@ class TrainAndFinetuneTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"--steps 0", "--batch -1", "--language klingon", "--budget lots"})
+    @ValueSource(
+            strings = {
+                "--steps 0",
+                "--batch -1",
+                "--language klingon",
+                "--budget lots",
+                "--learning-rate -1"
+            })
     void train_badArgument_oneLineAndExitCode2(String bad) {
         int code = run("train --quiet --out " + directory + " " + bad);
 
@@ -131,6 +138,50 @@ class TrainAndFinetuneTest {
                 report.get("perplexity_after").getAsDouble(),
                 evaluation.get("perplexity").getAsDouble(),
                 1e-4 * report.get("perplexity_after").getAsDouble());
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void outputFolder_holdsAPriorOfAnEarlierRun_isNotApplied(boolean pretraining)
+            throws IOException {
+        Path tuned = directory.resolve("tuned");
+        String finetune =
+                "finetune --steps 1 --batch 2 --sequence 32 --mask-steps 1 --rank 2 --language lv"
+                        + " --method ";
+        figures(finetune + "maskcoft", "--model", model, "--out", tuned);
+        assertTrue(Files.exists(tuned.resolve(ExpertPrior.FILE)));
+
+        if (pretraining) {
+            figures("train --steps 1 --batch 2 --language lv", "--out", tuned);
+        } else {
+            figures(finetune + "ce", "--model", model, "--out", tuned);
+        }
+
+        assertFalse(Files.exists(tuned.resolve(ExpertPrior.FILE)));
+        JsonObject evaluation =
+                figures("evaluate --language lv --sequence 32 --rows 2", "--model", tuned);
+        assertTrue(
+                !evaluation.has("prior") || evaluation.get("prior").isJsonNull(),
+                evaluation::toString);
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "--learning-rate 0",
+                "--learning-rate NaN",
+                "--kept 0",
+                "--kept 99",
+                "--language klingon"
+            })
+    void finetune_badArgument_oneLineBeforeAnyWork(String bad) {
+        Path tuned = directory.resolve("tuned");
+        int code = run("finetune --quiet " + bad, "--model", model, "--out", tuned);
+
+        assertEquals(ExitCodes.USAGE, code);
+        assertEquals(1, err.toString().lines().count(), err::toString);
+        assertTrue(err.toString().contains(bad.split(" ")[0]), err::toString);
+        assertFalse(Files.exists(tuned.resolve("model.safetensors")));
     }
 
     @Test
