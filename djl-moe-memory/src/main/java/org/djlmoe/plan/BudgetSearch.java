@@ -73,9 +73,10 @@ final class BudgetSearch {
         Component largest = least.largest();
         return new BudgetExceededException(
                 String.format(
-                        "needs %s MB with the smallest chunks, over a budget of %s MB; the largest"
-                                + " part is %s (%s MB); %s",
+                        "needs %s MB with the smallest chunks (the runtime alone %s MB), over a budget"
+                                + " of %s MB; the largest part of the model's is %s (%s MB); %s",
                         Megabytes.of(least.peakBytes()),
+                        Megabytes.of(settings.runtimeBytes()),
                         Megabytes.of(budget.bytes()),
                         largest.name(),
                         Megabytes.of(largest.bytes(least.peakPhase())),

@@ -126,6 +126,17 @@ final class FinetuneCommand implements Callable<Integer> {
         CheckpointFolder start =
                 CheckpointFolder.of(
                         base == null ? BaseModel.extract(folder.resolve("base")) : base);
+        if (sequence > start.config().maxPositionEmbeddings()) {
+            throw new UserError(
+                    "--sequence is "
+                            + sequence
+                            + ", but the model is made for "
+                            + start.config().maxPositionEmbeddings()
+                            + " tokens at most");
+        }
+        if (kept != null && method != Method.MASKCOFT) {
+            throw new UserError("--kept goes with --method maskcoft");
+        }
         if (kept != null) {
             Arguments.kept(kept, start.config().topK(), start.config().numExperts());
         }

@@ -184,6 +184,28 @@ class TrainAndFinetuneTest {
         assertFalse(Files.exists(tuned.resolve("model.safetensors")));
     }
 
+    @ParameterizedTest
+    @ValueSource(strings = {"--method ce --kept 3", "--sequence 100000", "--learning-rate -1"})
+    void finetune_badArgument_oneLineAndExitCode2(String bad) {
+        assertEquals(
+                ExitCodes.USAGE,
+                run("finetune --quiet --language lv " + bad, "--model", model, "--out", directory));
+        assertEquals(1, err.toString().lines().count(), err::toString);
+    }
+
+    @Test
+    void train_learningRateTooHigh_failsWithoutSavingAModel() {
+        int code =
+                run(
+                        "train --quiet --language lv --steps 20 --batch 2 --learning-rate 1e9"
+                                + " --out",
+                        directory);
+
+        assertEquals(ExitCodes.FAILURE, code);
+        assertTrue(err.toString().contains("diverged"), err::toString);
+        assertFalse(Files.exists(directory.resolve("model.safetensors")));
+    }
+
     @Test
     void finetune_folderWithoutModel_oneLineAndExitCode2() {
         assertEquals(ExitCodes.USAGE, run("finetune --quiet --model", directory, "--out", shared));
