@@ -6,6 +6,7 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import org.djlmoe.examples.bench.Benches;
+import org.djlmoe.tier.FileTier;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
@@ -151,6 +152,8 @@ final class BenchCommand implements Runnable {
                         "--tokens " + tokens + " is no whole number of sequences of " + length);
             }
             heads(heads, hidden);
+            // Known before the first case has run, not after minutes.
+            new FileTier(tier).close();
             settings.put("tokens", tokens);
             settings.put("sequence", length);
             settings.put("hidden", hidden);
