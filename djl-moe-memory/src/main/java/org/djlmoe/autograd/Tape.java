@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDScope;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.training.GradientCollector;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
@@ -47,7 +48,7 @@ import org.slf4j.LoggerFactory;
  *
  * <p>One tape at a time may be open on a thread, and it is used on that thread alone.
  */
-public final class Tape implements ai.djl.training.GradientCollector {
+public final class Tape implements GradientCollector {
 
     private static final Logger logger = LoggerFactory.getLogger(Tape.class);
     private static final ThreadLocal<Tape> CURRENT = new ThreadLocal<>();

@@ -144,16 +144,14 @@ public final class VocabKernels {
      */
     public static NDArray factors(
             NDManager manager, Tokens tokens, NDArray weights, NDArray upstream, double scale) {
-        try (NDArray none = empty(manager)) {
-            return KERNELS.call(
-                            manager,
-                            "factors",
-                            tokens.rows(),
-                            orElse(weights, none),
-                            orElse(upstream, none),
-                            scale)
-                    .head();
-        }
+        return KERNELS.call(
+                        manager,
+                        "factors",
+                        tokens.rows(),
+                        orNothing(weights),
+                        orNothing(upstream),
+                        scale)
+                .head();
     }
 
     /**
@@ -180,28 +178,26 @@ public final class VocabKernels {
             NDArray lse,
             Scores scores,
             Gradients gradients) {
-        try (NDArray none = empty(projection.hidden().getManager())) {
-            KERNELS.run(
-                    "fused",
-                    projection.hidden(),
-                    projection.weight(),
-                    orElse(projection.bias(), none),
-                    tokens.rows(),
-                    tokens.labels(),
-                    factors,
-                    terms.logitScale(),
-                    terms.softcap(),
-                    terms.labelSmoothing(),
-                    terms.zLoss(),
-                    blockTokens,
-                    losses,
-                    lse,
-                    orElse(scores.nll(), none),
-                    orElse(scores.best(), none),
-                    orElse(gradients.hidden(), none),
-                    orElse(gradients.weight(), none),
-                    orElse(gradients.bias(), none));
-        }
+        KERNELS.run(
+                "fused",
+                projection.hidden(),
+                projection.weight(),
+                orNothing(projection.bias()),
+                tokens.rows(),
+                tokens.labels(),
+                factors,
+                terms.logitScale(),
+                terms.softcap(),
+                terms.labelSmoothing(),
+                terms.zLoss(),
+                blockTokens,
+                losses,
+                lse,
+                orNothing(scores.nll()),
+                orNothing(scores.best()),
+                orNothing(gradients.hidden()),
+                orNothing(gradients.weight()),
+                orNothing(gradients.bias()));
     }
 
     /**
@@ -224,25 +220,23 @@ public final class VocabKernels {
             int blockTokens,
             NDArray lse,
             Gradients gradients) {
-        try (NDArray none = empty(projection.hidden().getManager())) {
-            KERNELS.run(
-                    "backward",
-                    projection.hidden(),
-                    projection.weight(),
-                    orElse(projection.bias(), none),
-                    tokens.rows(),
-                    tokens.labels(),
-                    factors,
-                    terms.logitScale(),
-                    terms.softcap(),
-                    terms.labelSmoothing(),
-                    terms.zLoss(),
-                    blockTokens,
-                    lse,
-                    orElse(gradients.hidden(), none),
-                    orElse(gradients.weight(), none),
-                    orElse(gradients.bias(), none));
-        }
+        KERNELS.run(
+                "backward",
+                projection.hidden(),
+                projection.weight(),
+                orNothing(projection.bias()),
+                tokens.rows(),
+                tokens.labels(),
+                factors,
+                terms.logitScale(),
+                terms.softcap(),
+                terms.labelSmoothing(),
+                terms.zLoss(),
+                blockTokens,
+                lse,
+                orNothing(gradients.hidden()),
+                orNothing(gradients.weight()),
+                orNothing(gradients.bias()));
     }
 
     /**
@@ -313,26 +307,20 @@ public final class VocabKernels {
             ignoreIndex,
             scale
         };
-        try (NDArray none = empty(manager);
-                NDArray numbers = manager.create(options)) {
+        try (NDArray numbers = manager.create(options)) {
             return KERNELS.record(
                     manager,
                     "plain",
                     projection.hidden(),
                     projection.weight(),
-                    orElse(projection.bias(), none),
+                    orNothing(projection.bias()),
                     labels,
-                    orElse(weights, none),
+                    orNothing(weights),
                     numbers);
         }
     }
 
-    /** Stands for an array that is not there. */
-    private static NDArray empty(NDManager manager) {
-        return manager.create(new Shape(0), DataType.FLOAT32);
-    }
-
-    private static NDArray orElse(NDArray array, NDArray none) {
-        return array == null ? none : array;
+    private static NDArray orNothing(NDArray array) {
+        return array == null ? TorchKernels.nothing() : array;
     }
 }

@@ -8,6 +8,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.Locale;
 import org.djlmoe.io.AtomicFiles;
 import org.djlmoe.model.MoeDecoder;
 import org.djlmoe.moe.MoeBlock;
@@ -73,7 +74,7 @@ public record ExpertPrior(ExpertMask mask, SelectionPrior prior) {
         JsonObject json = new JsonObject();
         json.add("mask", GSON.toJsonTree(ids()));
         json.addProperty("experts", mask.numExperts());
-        json.addProperty("form", prior.form().name().toLowerCase(java.util.Locale.ROOT));
+        json.addProperty("form", prior.form().name().toLowerCase(Locale.ROOT));
         if (prior.isHardMask()) {
             json.addProperty("beta", "infinity");
         } else {
@@ -131,9 +132,7 @@ public record ExpertPrior(ExpertMask mask, SelectionPrior prior) {
             SelectionPrior prior =
                     new SelectionPrior(
                             SelectionPrior.Form.valueOf(
-                                    json.get("form")
-                                            .getAsString()
-                                            .toUpperCase(java.util.Locale.ROOT)),
+                                    json.get("form").getAsString().toUpperCase(Locale.ROOT)),
                             beta.equals("infinity")
                                     ? Double.POSITIVE_INFINITY
                                     : Double.parseDouble(beta),

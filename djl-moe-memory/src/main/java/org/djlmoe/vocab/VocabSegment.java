@@ -252,6 +252,12 @@ final class VocabSegment implements Segment {
         return gradients;
     }
 
+    /** Weight and bias are inputs, so nothing is left that could train. */
+    @Override
+    public boolean hasTrainableParameters() {
+        return false;
+    }
+
     @Override
     public NDList plain(NDList inputs) {
         NDManager manager = inputs.head().getManager();

@@ -161,12 +161,16 @@ final class FinetuneCommand implements Callable<Integer> {
             long begin = System.nanoTime();
             ExpertPrior prior = null;
             float[] losses;
-            if (method == Method.MASKCOFT) {
-                MaskCoFT.Result result = maskcoft(model, batches, validation);
-                losses = result.losses();
-                prior = result.prior();
-            } else {
-                losses = adapt(model, batches);
+            long tokens;
+            try (StageProgress progress = new StageProgress(options)) {
+                if (method == Method.MASKCOFT) {
+                    MaskCoFT.Result result = maskcoft(model, batches, validation, progress);
+                    losses = result.losses();
+                    prior = result.prior();
+                } else {
+                    losses = adapt(model, batches, progress);
+                }
+                tokens = progress.tokens();
             }
             double seconds = (System.nanoTime() - begin) / 1e9;
             model.decoder().moeBlocks().forEach(layer -> layer.experts().mergeAdapters());
@@ -184,7 +188,7 @@ final class FinetuneCommand implements Callable<Integer> {
                             before,
                             after,
                             prior == null ? null : prior.prior().beta(),
-                            (double) steps * batch * sequence / seconds,
+                            tokens / seconds,
                             seconds,
                             Memory.megabytes(meter.stop().peakBytes()),
                             Memory.megabytes(plan.peakBytes()),
@@ -197,7 +201,10 @@ final class FinetuneCommand implements Callable<Integer> {
     }
 
     private MaskCoFT.Result maskcoft(
-            LanguageModel model, PackedBatches batches, Iterable<TokenBatch> validation) {
+            LanguageModel model,
+            PackedBatches batches,
+            Iterable<TokenBatch> validation,
+            StageProgress progress) {
         MaskCoFT.Builder recipe =
                 MaskCoFT.builder()
                         .setModel(model)
@@ -211,34 +218,30 @@ final class FinetuneCommand implements Callable<Integer> {
         if (kept != null) {
             recipe.optKept(kept);
         }
-        try (StageProgress progress = new StageProgress(options)) {
-            return recipe.build()
-                    .run(
-                            (stage, step, total, tokens, loss) ->
-                                    progress.step(
-                                            stage.name().toLowerCase(Locale.ROOT),
-                                            step,
-                                            total,
-                                            tokens,
-                                            loss));
-        }
+        return recipe.build()
+                .run(
+                        (stage, step, total, tokens, loss) ->
+                                progress.step(
+                                        stage.name().toLowerCase(Locale.ROOT),
+                                        step,
+                                        total,
+                                        tokens,
+                                        loss));
     }
 
-    private float[] adapt(LanguageModel model, PackedBatches batches) {
-        try (StageProgress progress = new StageProgress(options)) {
-            return CoAdaptation.builder()
-                    .setModel(model)
-                    .setBatches(batches)
-                    .setSteps(steps)
-                    .optTrainRouters(method == Method.CE)
-                    .optAdapters(rank, 2.0 * rank)
-                    .optLearningRate(learningRate)
-                    .optSeed(options.seed())
-                    .build()
-                    .run(
-                            (step, total, tokens, loss) ->
-                                    progress.step("training", step, total, tokens, loss));
-        }
+    private float[] adapt(LanguageModel model, PackedBatches batches, StageProgress progress) {
+        return CoAdaptation.builder()
+                .setModel(model)
+                .setBatches(batches)
+                .setSteps(steps)
+                .optTrainRouters(method == Method.CE)
+                .optAdapters(rank, 2.0 * rank)
+                .optLearningRate(learningRate)
+                .optSeed(options.seed())
+                .build()
+                .run(
+                        (step, total, tokens, loss) ->
+                                progress.step("training", step, total, tokens, loss));
     }
 
     private static void save(LanguageModel model, ExpertPrior prior, Path folder)
@@ -257,6 +260,7 @@ final class FinetuneCommand implements Callable<Integer> {
     private void print(Report report, ExpertPrior prior) {
         options.text()
                 .printf(
+                        Locale.ROOT,
                         "%s, %d steps: validation perplexity %.3f -> %.3f%n",
                         report.method(),
                         report.steps(),

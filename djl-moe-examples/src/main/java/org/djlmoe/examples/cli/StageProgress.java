@@ -9,6 +9,7 @@ final class StageProgress implements AutoCloseable {
     private String label;
     private ProgressBar bar;
     private int done;
+    private long tokensDone;
 
     StageProgress(CommonOptions options) {
         this.options = options;
@@ -34,7 +35,13 @@ final class StageProgress implements AutoCloseable {
             bar.note(String.format(Locale.ROOT, "loss %.3f", loss));
         }
         bar.advance(step - done, tokens);
+        tokensDone += tokens;
         done = step;
+    }
+
+    /** Returns the tokens of all steps of all stages. */
+    long tokens() {
+        return tokensDone;
     }
 
     @Override

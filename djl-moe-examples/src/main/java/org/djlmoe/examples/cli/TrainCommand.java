@@ -2,6 +2,7 @@ package org.djlmoe.examples.cli;
 
 import java.io.IOException;
 import java.nio.file.Path;
+import java.util.Locale;
 import java.util.concurrent.Callable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
@@ -63,6 +64,7 @@ final class TrainCommand implements Callable<Integer> {
                         .run(Arguments.language(language), folder, memory, options);
         options.text()
                 .printf(
+                        Locale.ROOT,
                         "%d weights, %d steps of %d x %d tokens: last loss %.4f, validation perplexity"
                                 + " %.3f%n%.0f tokens/s; memory peak %.0f MB, planned %.0f MB%nsaved"
                                 + " to %s%n",

@@ -8,6 +8,7 @@ import java.util.Map;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.cache.ExpertTrace;
 import org.djlmoe.cache.LoadReplay;
+import org.djlmoe.checkpoint.SaveOptions;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.examples.text.TextData;
@@ -153,7 +154,7 @@ public final class Demo {
             recipe.prior().apply(model.decoder());
             Arm maskcoft = test(model, "maskcoft", recipe.losses());
             model.decoder().moeBlocks().forEach(layer -> layer.experts().mergeAdapters());
-            model.save(out, org.djlmoe.checkpoint.SaveOptions.builder().build());
+            model.save(out, SaveOptions.builder().build());
             recipe.prior().save(out);
             return new Result(
                     config, baseArm, control, maskcoft, recipe, controlValidation, tokensPerSecond);
