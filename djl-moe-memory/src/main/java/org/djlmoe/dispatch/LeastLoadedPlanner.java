@@ -88,11 +88,11 @@ public final class LeastLoadedPlanner {
                         .min(BigDecimal.valueOf(total))
                         .longValueExact();
         int[] order = byDescendingLoad(load);
-        long[][] amounts = spread(load, homeLoad, order, cap);
-        if (amounts == null) {
-            amounts = pairUp(load, homeLoad, order, cap);
+        Placement placement = spread(load, homeLoad, order, cap);
+        if (placement == null) {
+            placement = pairUp(load, homeLoad, order, cap);
         }
-        return new DispatchPlan(checked, amounts, cap);
+        return new DispatchPlan(checked, placement, cap);
     }
 
     private boolean worthwhile(long[] homeLoad, long total) {
@@ -113,10 +113,10 @@ public final class LeastLoadedPlanner {
      * Places expert after expert, each at home as far as there is room and then on the least loaded
      * ranks.
      *
-     * @return [expert][rank] amounts, or null if only ranks with F foreign experts had room left
+     * @return the placement, or null if only ranks with F foreign experts had room left
      */
-    private long[][] spread(long[] load, long[] homeLoad, int[] order, long cap) {
-        long[][] amounts = new long[experts][ranks];
+    private Placement spread(long[] load, long[] homeLoad, int[] order, long cap) {
+        Placement placement = new Placement(experts, ranks);
         // What each rank has, and what it must still expect from its own experts.
         long[] held = homeLoad.clone();
         int[] numForeign = new int[ranks];
@@ -125,7 +125,7 @@ public final class LeastLoadedPlanner {
             held[home] -= load[e];
             long rest = load[e];
             long atHome = Math.min(rest, Math.max(0, cap - held[home]));
-            amounts[e][home] += atHome;
+            placement.add(e, home, atHome);
             held[home] += atHome;
             rest -= atHome;
             while (rest > 0) {
@@ -134,13 +134,13 @@ public final class LeastLoadedPlanner {
                     return null;
                 }
                 long piece = Math.min(rest, cap - held[rank]);
-                numForeign[rank] += amounts[e][rank] == 0 ? 1 : 0;
-                amounts[e][rank] += piece;
+                numForeign[rank]++;
+                placement.add(e, rank, piece);
                 held[rank] += piece;
                 rest -= piece;
             }
         }
-        return amounts;
+        return placement;
     }
 
     /** Returns the rank with the least, ties to the lower, or -1 if all hold F foreign experts. */
@@ -162,10 +162,10 @@ public final class LeastLoadedPlanner {
      * <p>The open ranks never hold more than cap each on average, since a rank is closed full. So
      * while one of them is above cap another is below.
      */
-    private long[][] pairUp(long[] load, long[] homeLoad, int[] order, long cap) {
-        long[][] amounts = new long[experts][ranks];
+    private Placement pairUp(long[] load, long[] homeLoad, int[] order, long cap) {
+        Placement placement = new Placement(experts, ranks);
         for (int e = 0; e < experts; e++) {
-            amounts[e][home(e)] = load[e];
+            placement.add(e, home(e), load[e]);
         }
         long[] held = homeLoad.clone();
         boolean[] closed = new boolean[ranks];
@@ -179,7 +179,7 @@ public final class LeastLoadedPlanner {
                 }
             }
             if (donor < 0 || held[donor] <= cap) {
-                return amounts;
+                return placement;
             }
             long rest = cap - held[taker];
             held[donor] -= rest;
@@ -187,9 +187,9 @@ public final class LeastLoadedPlanner {
             closed[taker] = true;
             for (int e : order) {
                 if (home(e) == donor && rest > 0) {
-                    long piece = Math.min(rest, amounts[e][donor]);
-                    amounts[e][donor] -= piece;
-                    amounts[e][taker] += piece;
+                    long piece = Math.min(rest, placement.amount(e, donor));
+                    placement.add(e, donor, -piece);
+                    placement.add(e, taker, piece);
                     rest -= piece;
                 }
             }
