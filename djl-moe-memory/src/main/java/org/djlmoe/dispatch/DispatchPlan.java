@@ -424,7 +424,7 @@ public final class DispatchPlan {
                                 ? "every expert stays at home"
                                 : String.format(
                                         Locale.ROOT,
-                                        "cap %,d, %d migrations, at most %d to a rank",
+                                        "cap %,d, migrations: %d, at most %d to a rank",
                                         cap,
                                         migrations.size(),
                                         maxForeign())));
@@ -442,7 +442,7 @@ public final class DispatchPlan {
                             bar(received[r], largest),
                             String.format(Locale.ROOT, "%,d", received[r])));
         }
-        return text.toString();
+        return text.toString().replaceAll("[ ]+(\r?\n)", "$1");
     }
 
     private static String bar(long load, long largest) {

@@ -96,8 +96,14 @@ public final class LeastLoadedPlanner {
     }
 
     private boolean worthwhile(long[] homeLoad, long total) {
-        double mean = (double) total / ranks;
-        return ranks > 1 && total > 0 && !(Arrays.stream(homeLoad).max().orElse(0) < lambda * mean);
+        if (ranks == 1 || total == 0 || lambda == Double.POSITIVE_INFINITY) {
+            return false;
+        }
+        // Exact, so that a load of lambda times the mean is planned: max * P >= lambda * total.
+        BigDecimal max = BigDecimal.valueOf(Arrays.stream(homeLoad).max().orElseThrow());
+        return max.multiply(BigDecimal.valueOf(ranks))
+                        .compareTo(BigDecimal.valueOf(lambda).multiply(BigDecimal.valueOf(total)))
+                >= 0;
     }
 
     private static int[] byDescendingLoad(long[] load) {
