@@ -66,16 +66,18 @@ public final class DispatchPlan {
         pieceEnds = new long[experts][];
         before = new long[ranks];
         received = new long[ranks];
+        long[] load = new long[experts];
+        for (int r = 0; r < ranks; r++) {
+            for (int e = 0; e < experts; e++) {
+                begins[r][e] = load[e];
+                load[e] += counts[r][e];
+            }
+        }
         List<Migration> moved = new ArrayList<>();
         int[] numForeign = new int[ranks];
         for (int e = 0; e < experts; e++) {
-            long load = 0;
-            for (int r = 0; r < ranks; r++) {
-                begins[r][e] = load;
-                load += counts[r][e];
-            }
             int home = home(e, ranks, experts);
-            before[home] += load;
+            before[home] += load[e];
             pieceRanks[e] = placement.ranks(e);
             pieceEnds[e] = new long[pieceRanks[e].length];
             long end = 0;
@@ -115,11 +117,13 @@ public final class DispatchPlan {
         long[][] copy = checkCounts(counts);
         int ranks = copy.length;
         int experts = copy[0].length;
-        Placement placement = new Placement(experts, ranks);
+        Placement placement = new Placement(experts);
         for (int e = 0; e < experts; e++) {
+            long load = 0;
             for (long[] row : copy) {
-                placement.add(e, home(e, ranks, experts), row[e]);
+                load += row[e];
             }
+            placement.add(e, home(e, ranks, experts), load);
         }
         return new DispatchPlan(copy, placement, -1);
     }

@@ -70,12 +70,14 @@ public final class LeastLoadedPlanner {
                             .formatted(checked.length, checked[0].length, ranks, experts));
         }
         long[] load = new long[experts];
+        for (long[] row : checked) {
+            for (int e = 0; e < experts; e++) {
+                load[e] += row[e];
+            }
+        }
         long[] homeLoad = new long[ranks];
         long total = 0;
         for (int e = 0; e < experts; e++) {
-            for (long[] row : checked) {
-                load[e] += row[e];
-            }
             homeLoad[home(e)] += load[e];
             total += load[e];
         }
@@ -122,7 +124,7 @@ public final class LeastLoadedPlanner {
      * @return the placement, or null if only ranks with F foreign experts had room left
      */
     private Placement spread(long[] load, long[] homeLoad, int[] order, long cap) {
-        Placement placement = new Placement(experts, ranks);
+        Placement placement = new Placement(experts);
         // What each rank has, and what it must still expect from its own experts.
         long[] held = homeLoad.clone();
         int[] numForeign = new int[ranks];
@@ -169,7 +171,7 @@ public final class LeastLoadedPlanner {
      * while one of them is above cap another is below.
      */
     private Placement pairUp(long[] load, long[] homeLoad, int[] order, long cap) {
-        Placement placement = new Placement(experts, ranks);
+        Placement placement = new Placement(experts);
         for (int e = 0; e < experts; e++) {
             placement.add(e, home(e), load[e]);
         }

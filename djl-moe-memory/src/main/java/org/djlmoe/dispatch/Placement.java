@@ -9,50 +9,60 @@ import java.util.Arrays;
  */
 final class Placement {
 
+    // Most experts stay whole, so a list for each is far smaller than an [E, P] table.
+    private final int[][] ranks;
     private final long[][] amounts;
-    private final int[][] order;
 
     /**
      * Starts with nothing.
      *
      * @param experts E
-     * @param ranks P
      */
-    Placement(int experts, int ranks) {
-        amounts = new long[experts][ranks];
-        order = new int[experts][0];
+    Placement(int experts) {
+        ranks = new int[experts][0];
+        amounts = new long[experts][0];
     }
 
-    /** Adds to what a rank computes of an expert. Taking away (below 0) keeps its turn. */
+    /** Adds to what a rank computes of an expert; a negative number takes away. */
     void add(int expert, int rank, long routes) {
-        if (routes != 0 && !has(expert, rank)) {
-            order[expert] = Arrays.copyOf(order[expert], order[expert].length + 1);
-            order[expert][order[expert].length - 1] = rank;
+        int i = find(expert, rank);
+        if (i < 0) {
+            i = ranks[expert].length;
+            ranks[expert] = Arrays.copyOf(ranks[expert], i + 1);
+            amounts[expert] = Arrays.copyOf(amounts[expert], i + 1);
+            ranks[expert][i] = rank;
         }
-        amounts[expert][rank] += routes;
+        amounts[expert][i] += routes;
     }
 
-    private boolean has(int expert, int rank) {
-        for (int r : order[expert]) {
-            if (r == rank) {
-                return true;
-            }
+    private int find(int expert, int rank) {
+        int i = ranks[expert].length - 1;
+        while (i >= 0 && ranks[expert][i] != rank) {
+            i--;
         }
-        return false;
+        return i;
     }
 
     /** Returns what a rank computes of an expert. */
     long amount(int expert, int rank) {
-        return amounts[expert][rank];
+        int i = find(expert, rank);
+        return i < 0 ? 0 : amounts[expert][i];
     }
 
     /** Returns the ranks that compute a part of an expert, in the order in which they came. */
     int[] ranks(int expert) {
-        return Arrays.stream(order[expert]).filter(r -> amounts[expert][r] > 0).toArray();
+        int[] parts = new int[ranks[expert].length];
+        int size = 0;
+        for (int i = 0; i < parts.length; i++) {
+            if (amounts[expert][i] > 0) {
+                parts[size++] = ranks[expert][i];
+            }
+        }
+        return Arrays.copyOf(parts, size);
     }
 
     /** Returns E. */
     int numExperts() {
-        return amounts.length;
+        return ranks.length;
     }
 }
