@@ -195,6 +195,34 @@ class ChunkScheduleTest {
         }
     }
 
+    /**
+     * So many patterns that hardly two tokens share one, and every K-th of the sorted tokens goes
+     * to rank 19: dealt round without levelling, all of those meet in one chunk.
+     */
+    @Test
+    void dealt_sortedTokensWithThePeriod_areLevelled() {
+        int ranks = 20;
+        int chunks = 8;
+        int tokens = 4000;
+        int[] destinations = new int[tokens * 6];
+        for (int t = 0; t < tokens; t++) {
+            int round = t / chunks;
+            int last = t % chunks == 0 ? 19 : 10 + t % chunks;
+            int[] pattern = {round / 64, round / 8 % 8, round % 8, last, last, last};
+            System.arraycopy(pattern, 0, destinations, t * 6, 6);
+        }
+        long[][][] gathered = new long[ranks][][];
+        for (int r = 0; r < ranks; r++) {
+            gathered[r] =
+                    ChunkSchedule.dealt(r, ranks, tokens, chunks, destinations)
+                            .routes(ranks, destinations);
+        }
+        long[][] received = ChunkSchedule.received(gathered);
+        for (long[] chunk : received) {
+            assertTrue(chunk[19] * chunks <= ranks * 1500 * 1.1, Arrays.toString(chunk));
+        }
+    }
+
     @Test
     void contiguous_movingHotSet_pilesUpWhereStridedDoesNot() {
         Group group = group(DispatchWorkload.ROTATING, 8, 128, 8, 10, 65_536);
