@@ -9,6 +9,9 @@
 def view_rows(self, memory: Tensor, rows: int, width: int) -> Tensor:
     return memory[:rows * width].view(rows, width)
 
+def rows_of(self, array: Tensor, first: int, rows: int) -> Tensor:
+    return array[first:first + rows]
+
 def slab(self, stack: Tensor, index: int) -> Tensor:
     return stack[index]
 
@@ -28,13 +31,21 @@ def gather_rows(self, x: Tensor, tokens: Tensor, to: Tensor, at: int) -> int:
     torch.index_select(x, 0, tokens, out=to[at:at + tokens.size(0)])
     return 0
 
-def pack_rows(self, x: Tensor, combine: Tensor, tokens: Tensor, experts: Tensor, to: Tensor, at: int) -> int:
+# tokens: those for targets[0], counts[0] many, then those for targets[1], ...; destinations [N, k]: the rank of a route.
+def pack_rows(self, x: Tensor, ids: Tensor, combine: Tensor, destinations: Tensor, tokens: Tensor, targets: List[int], counts: List[int], to: Tensor, at: int) -> int:
     hidden = x.size(1)
-    k = combine.size(1)
-    into = to[at:at + tokens.size(0)]
-    torch.index_select(x, 0, tokens, out=into[:, :hidden])
-    into[:, hidden:hidden + k].copy_(combine.index_select(0, tokens).mul_(torch.ge(experts, 0)))
-    into[:, hidden + k:].copy_(experts)
+    k = ids.size(1)
+    first = 0
+    for i in range(len(targets)):
+        last = first + counts[i]
+        if last > first:
+            t = tokens[first:last]
+            into = to[at + first:at + last]
+            mine = torch.eq(destinations.index_select(0, t), targets[i])
+            into[:, :hidden].copy_(x.index_select(0, t))
+            into[:, hidden:hidden + k].copy_(combine.index_select(0, t).mul_(mine))
+            into[:, hidden + k:].copy_(ids.index_select(0, t).masked_fill_(torch.logical_not(mine), -1))
+        first = last
     return 0
 
 # y rows += what has come back for them; a token may have several rows.
