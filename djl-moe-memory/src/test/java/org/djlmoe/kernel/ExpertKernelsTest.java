@@ -149,13 +149,19 @@ class ExpertKernelsTest {
         run.combine = manager.full(routes, Float.NaN);
         run.y = manager.full(x.getShape(), Float.NaN);
         run.dx = manager.full(x.getShape(), Float.NaN);
+        long rows = (layer.tokens + chunks - 1) / chunks;
+        ExpertScratch scratch = ExpertScratch.forward(manager, rows, settings.topK(), weights);
         for (int i = 0; i < chunks; i++) {
-            ExpertKernels.route(x, i, chunks, weights, settings, selection, run.ids, run.combine);
+            ExpertKernels.route(
+                    x, i, chunks, weights, settings, selection, run.ids, run.combine, scratch);
         }
         for (int i = 0; i < chunks; i++) {
-            ExpertKernels.forward(x, i, chunks, weights, settings, run.ids, run.combine, run.y);
+            ExpertKernels.forward(
+                    x, i, chunks, weights, settings, run.ids, run.combine, scratch, run.y);
         }
+        scratch.close();
         dirtyMemory(manager);
+        scratch = ExpertScratch.backward(manager, rows, settings.topK(), weights);
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.backward(
                     x,
@@ -168,6 +174,7 @@ class ExpertKernelsTest {
                     TorchKernels.nothing(),
                     run.ids,
                     run.combine,
+                    scratch,
                     run.dx);
         }
         return run;
@@ -352,6 +359,7 @@ class ExpertKernelsTest {
                 TorchKernels.nothing(),
                 run.ids,
                 run.combine,
+                ExpertScratch.backward(manager, 13, 2, weights),
                 run.dx);
         NaiveMoe.Result expected = layer.reference();
         run.gradients.forEach(
