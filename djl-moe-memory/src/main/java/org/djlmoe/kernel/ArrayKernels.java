@@ -1,5 +1,6 @@
 package org.djlmoe.kernel;
 
+import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.engine.PtNDArray;
@@ -59,6 +60,8 @@ public final class ArrayKernels {
      * with it on.
      */
     public static void stopRecording() {
+        // The thread may be the first to need the engine.
+        Engine.getEngine("PyTorch");
         JniUtils.setGradMode(false);
     }
 }

@@ -7,15 +7,13 @@ import java.util.List;
 /**
  * Experts of rows that lie anywhere, and the rows that travel to them.
  *
- * <p>Routes are grouped by expert and an expert's routes run in blocks of rows, so the largest
- * buffer is the {@link #scratch} that the caller gives, however the router chose. Backward repeats
- * the gate and up projections but not the down projection. Gradients of weights are added to in
- * place.
+ * <p>Routes are grouped by expert and an expert's routes run in blocks of rows, as {@link
+ * ExpertKernels} run them, so the largest buffer is the {@link ExpertScratch} that the caller
+ * gives, however the router chose. Gradients of weights are added to in place.
  *
- * <p>A rank has experts of its own and, for the length of a layer, some that other ranks lend it.
- * Weights are a list: gate_up [own, 2 I, H], down [own, H, I], lent gate_up [lent, 2 I, H], lent
- * down [lent, H, I]; what is absent is {@link TorchKernels#nothing}, and so is the gradient of what
- * is not trained. A <i>slot</i> numbers a rank's experts: its own, then the lent ones.
+ * <p>Weights and gradients are lists in the order of {@link ExpertKernels.Weights}; norm and router
+ * are not used. A rank has experts of its own and, for the length of a layer, some that other ranks
+ * lend it. A <i>slot</i> numbers a rank's experts: its own, then the lent ones.
  *
  * <p>A row that travels is [H + 2 k]: its values, k combine weights, and the k experts that they
  * belong to, -1 where the route is computed elsewhere. Experts travel as floats, which hold whole
@@ -24,7 +22,7 @@ import java.util.List;
 public final class DispatchKernels {
 
     private static final TorchKernels KERNELS =
-            TorchKernels.load(DispatchKernels.class, "norm.py", "dispatch.py");
+            TorchKernels.load(DispatchKernels.class, "norm.py", "expert.py", "dispatch.py");
 
     private DispatchKernels() {}
 
@@ -133,8 +131,7 @@ public final class DispatchKernels {
             long[] counts,
             NDArray to,
             long at) {
-        KERNELS.run(
-                "pack_rows", x, ids, combine, destinations, tokens, targets, counts, to, at);
+        KERNELS.run("pack_rows", x, ids, combine, destinations, tokens, targets, counts, to, at);
     }
 
     /**
@@ -161,29 +158,15 @@ public final class DispatchKernels {
     }
 
     /**
-     * The shapes of a pass's scratch.
-     *
-     * @param block rows that an expert computes at once
-     * @param hidden H
-     * @param inner I
-     * @param backward whether for backward
-     * @return the widths of the arrays, each [block, width]
-     */
-    public static long[] scratch(long block, long hidden, long inner, boolean backward) {
-        return backward
-                ? new long[] {hidden, 2 * inner, hidden, inner, inner, inner, inner}
-                : new long[] {hidden, 2 * inner};
-    }
-
-    /**
      * Runs the experts of a chunk whose rows are all here, and the experts too.
      *
      * @param x [N, H]
      * @param tokens INT64 [n] the chunk's tokens
      * @param ids INT64 [N, k]
      * @param combine [N, k]
-     * @param weights as in the class comment
-     * @param scratch arrays of the widths of {@link #scratch}
+     * @param weights of all experts
+     * @param adapterScale factor of the adapters' products
+     * @param scratch of a forward pass
      * @param y [N, H], added to
      */
     public static void localForward(
@@ -192,9 +175,21 @@ public final class DispatchKernels {
             NDArray ids,
             NDArray combine,
             List<NDArray> weights,
-            List<NDArray> scratch,
+            double adapterScale,
+            ExpertScratch scratch,
             NDArray y) {
-        KERNELS.run("local_forward", x, tokens, ids, combine, weights, scratch, y);
+        KERNELS.run(
+                "local_forward",
+                x,
+                tokens,
+                ids,
+                combine,
+                weights,
+                adapterScale,
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
+                y);
     }
 
     /**
@@ -205,9 +200,10 @@ public final class DispatchKernels {
      * @param g gradient of y [N, H]
      * @param ids INT64 [N, k]
      * @param combine [N, k]
-     * @param weights as in the class comment
+     * @param weights of all experts
      * @param gradients theirs, added to
-     * @param scratch arrays of the widths of {@link #scratch}
+     * @param adapterScale factor of the adapters' products
+     * @param scratch of a backward pass
      * @param dx [N, H], added to
      * @param dcombine [N, k], the chunk's rows are filled
      */
@@ -219,7 +215,8 @@ public final class DispatchKernels {
             NDArray combine,
             List<NDArray> weights,
             List<NDArray> gradients,
-            List<NDArray> scratch,
+            double adapterScale,
+            ExpertScratch scratch,
             NDArray dx,
             NDArray dcombine) {
         KERNELS.run(
@@ -231,20 +228,25 @@ public final class DispatchKernels {
                 combine,
                 weights,
                 gradients,
-                scratch,
+                adapterScale,
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
                 dx,
                 dcombine);
     }
 
     /**
-     * Runs the experts of rows that have travelled here.
+     * Runs the experts of rows that have travelled here. Adapters are not looked at.
      *
      * @param rows [R, H + 2 k]
      * @param topK k
-     * @param table INT64 [E] the slot of an expert
+     * @param table INT64 [E + 1] the slot of an expert; the last element, and that of an expert
+     *     which is not here, is the number of slots
      * @param slots the number of slots
-     * @param weights as in the class comment
-     * @param scratch arrays of the widths of {@link #scratch}
+     * @param own weights of this rank's experts
+     * @param lent weights that other ranks lend
+     * @param scratch of a forward pass
      * @param out [R, H], filled with the sum of what this rank's experts give a row
      */
     public static void receivedForward(
@@ -252,10 +254,22 @@ public final class DispatchKernels {
             int topK,
             NDArray table,
             int slots,
-            List<NDArray> weights,
-            List<NDArray> scratch,
+            List<NDArray> own,
+            List<NDArray> lent,
+            ExpertScratch scratch,
             NDArray out) {
-        KERNELS.run("received_forward", rows, topK, table, slots, weights, scratch, out);
+        KERNELS.run(
+                "received_forward",
+                rows,
+                topK,
+                table,
+                slots,
+                own,
+                lent,
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
+                out);
     }
 
     /**
@@ -264,11 +278,13 @@ public final class DispatchKernels {
      * @param rows [R, H + 2 k]
      * @param g gradients of their outputs [R, H]
      * @param topK k
-     * @param table INT64 [E] the slot of an expert
+     * @param table INT64 [E + 1], as in the forward pass
      * @param slots the number of slots
-     * @param weights as in the class comment
-     * @param gradients theirs, added to
-     * @param scratch arrays of the widths of {@link #scratch}
+     * @param own weights of this rank's experts
+     * @param lent weights that other ranks lend
+     * @param ownGradients added to
+     * @param lentGradients added to
+     * @param scratch of a backward pass
      * @param back [R, H + k], filled with the gradients of a row and of its combine weights
      */
     public static void receivedBackward(
@@ -277,9 +293,11 @@ public final class DispatchKernels {
             int topK,
             NDArray table,
             int slots,
-            List<NDArray> weights,
-            List<NDArray> gradients,
-            List<NDArray> scratch,
+            List<NDArray> own,
+            List<NDArray> lent,
+            List<NDArray> ownGradients,
+            List<NDArray> lentGradients,
+            ExpertScratch scratch,
             NDArray back) {
         KERNELS.run(
                 "received_backward",
@@ -288,9 +306,13 @@ public final class DispatchKernels {
                 topK,
                 table,
                 slots,
-                weights,
-                gradients,
-                scratch,
+                own,
+                lent,
+                ownGradients,
+                lentGradients,
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
                 back);
     }
 }

@@ -130,6 +130,15 @@ public final class ExpertScratch implements AutoCloseable {
         return hidden + 2 * inner;
     }
 
+    /**
+     * Returns what the scratch takes.
+     *
+     * @return bytes
+     */
+    public long bytes() {
+        return F32 * wide.size() + HALF * (half == TorchKernels.nothing() ? 0 : half.size());
+    }
+
     int block() {
         return block;
     }

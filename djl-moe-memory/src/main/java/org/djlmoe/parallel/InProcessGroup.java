@@ -94,17 +94,7 @@ public final class InProcessGroup implements ProcessGroup {
         ExecutorService threads = Executors.newFixedThreadPool(size);
         List<Future<T>> futures = new ArrayList<>();
         for (ProcessGroup group : ranks) {
-            futures.add(
-                    threads.submit(
-                            () -> {
-                                ArrayKernels.stopRecording();
-                                try (group) {
-                                    return task.run(group);
-                                } catch (Throwable e) {
-                                    group.abort(e);
-                                    throw e;
-                                }
-                            }));
+            futures.add(threads.submit(() -> runRank(group, task)));
         }
         threads.shutdown();
         List<T> results = new ArrayList<>();
@@ -132,6 +122,19 @@ public final class InProcessGroup implements ProcessGroup {
             throw new ProcessGroupException("A rank failed: " + other, other);
         }
         return results;
+    }
+
+    private static <T> T runRank(ProcessGroup group, RankTask<T> task) throws Exception {
+        try {
+            ArrayKernels.stopRecording();
+            return task.run(group);
+        } catch (Throwable e) {
+            // before it leaves, or the others would be told that it left
+            group.abort(e);
+            throw e;
+        } finally {
+            group.close();
+        }
     }
 
     /**

@@ -1,9 +1,6 @@
-# Experts of rows that lie anywhere: routes are grouped by expert, and an expert's routes run in blocks of rows, so that
-# the scratch is fixed. A rank has experts of its own and, lent for a layer, some of other ranks'.
-#   weights = [gate_up [own, 2 I, H], down [own, H, I], lent gate_up [lent, 2 I, H], lent down [lent, H, I]]
-#   grads: the same, each empty where nothing is trained
-#   scratch = [block, H], [block, 2 I], and for backward [block, H], 4 x [block, I]
-# A slot numbers the experts of a rank: its own, then the lent ones.
+# Experts of rows that lie anywhere. Routes are grouped by expert and go through it in blocks (expert.py), so that scratch
+# is fixed. A rank has experts of its own and, lent for a layer, some of other ranks': two lists of weights, and two of
+# gradients, in the order of expert.py. A slot numbers the experts of a rank: its own, then the lent ones.
 # A row that travels is H values, then k combine weights, then the k experts they belong to (-1: not for this rank).
 
 def view_rows(self, memory: Tensor, rows: int, width: int) -> Tensor:
@@ -53,148 +50,99 @@ def add_rows(self, rows: Tensor, tokens: Tensor, y: Tensor) -> int:
     y.index_add_(0, tokens, rows)
     return 0
 
-# (positions in the flat slot list, grouped by slot; routes a slot); slots outside 0 .. count - 1 are left out.
+# (positions in the flat slot list, grouped by slot; routes a slot); slots above count - 1 are left out.
 def group_slots(self, slots: Tensor, count: int) -> Tuple[Tensor, List[int]]:
     order = torch.argsort(slots, stable=True, dim=0, descending=False)
-    counts = annotate(List[int], torch.bincount(slots, None, count + 1).tolist())
+    counts = annotate(List[int], torch.bincount(slots, None, count + 1).tolist())[:count]
     routes = 0
-    for s in range(count):
-        routes += counts[s]
-    return (order[:routes], counts[:count])
+    for n in counts:
+        routes += n
+    return (order[:routes], counts)
 
+# As above, for rows that have travelled; table [E + 1]: the slot of an expert, and last that of none.
 def group_received(self, rows: Tensor, k: int, table: Tensor, count: int) -> Tuple[Tensor, List[int]]:
     experts = rows[:, rows.size(1) - k:].reshape(-1).to(dtype=4)
-    return self.group_slots(torch.where(torch.lt(experts, 0), torch.full_like(experts, count), table.index_select(0, experts.clamp(min=0))), count)
+    return self.group_slots(table.index_select(0, torch.remainder(experts, table.size(0))), count)
 
-def expert_slab(self, own: Tensor, lent: Tensor, slot: int, owned: int) -> Tensor:
-    stack = own if slot < owned else lent
-    if stack.numel() == 0:
-        return stack
-    return stack[slot if slot < owned else slot - owned]
-
-def project_into(self, x: Tensor, w: Tensor, out: Tensor) -> int:
-    if x.dtype == w.dtype:
-        torch.mm(x, w.t(), out=out)
-    else:
-        out.copy_(torch.mm(x.to(w.dtype), w.t()))
-    return 0
-
-def project_back_into(self, g: Tensor, w: Tensor, out: Tensor) -> int:
-    if g.dtype == w.dtype:
-        torch.mm(g, w, out=out)
-    else:
-        out.copy_(torch.mm(g.to(w.dtype), w))
-    return 0
-
-# y[rows] += alpha * expert(x[rows])
-def grouped_forward(self, x: Tensor, rows: Tensor, alpha: Tensor, counts: List[int], weights: List[Tensor], scratch: List[Tensor], y: Tensor) -> int:
-    owned = weights[0].size(0)
-    inner = weights[1].size(2)
-    block = scratch[0].size(0)
+# y[rows] += alpha * expert(x[rows]). Scratch: as block_forward, and behind it H for rows.
+def routes_forward(self, x: Tensor, rows: Tensor, alpha: Tensor, counts: List[int], own: List[Tensor], lent: List[Tensor], scale: float, block: int, wide: Tensor, half: Tensor, y: Tensor) -> int:
+    owned = own[2].size(0)
+    before = own[3].size(2) * 2 + self.rank(own)
     first = 0
     for slot in range(len(counts)):
-        end = first + counts[slot]
-        while first < end:
-            last = min(first + block, end)
-            r = rows[first:last]
-            xs = scratch[0][:last - first]
-            gu = scratch[1][:last - first]
+        for a, b in self.pieces(first, counts[slot], block):
+            r = rows[a:b]
+            xs = self.block_rows(wide, block, before, b - a, y.size(1))
             torch.index_select(x, 0, r, out=xs)
-            self.project_into(xs, self.expert_slab(weights[0], weights[2], slot, owned), gu)
-            act = gu[:, :inner]
-            torch.silu_(act)
-            act.mul_(gu[:, inner:]).mul_(alpha[first:last].unsqueeze(1))
-            # the rows themselves are no longer needed
-            self.project_into(act, self.expert_slab(weights[1], weights[3], slot, owned), xs)
+            if slot < owned:
+                self.block_forward(xs, alpha[a:b], slot, own, scale, block, wide, half)
+            else:
+                self.block_forward(xs, alpha[a:b], slot - owned, lent, scale, block, wide, half)
             y.index_add_(0, r, xs)
-            first = last
+        first += counts[slot]
     return 0
 
-# dx[rows] += ..., dalpha = <down' g, activation>: gate and up are computed again, down is not.
-def grouped_backward(self, x: Tensor, g: Tensor, rows: Tensor, alpha: Tensor, counts: List[int], weights: List[Tensor], grads: List[Tensor], scratch: List[Tensor], dx: Tensor, dalpha: Tensor) -> int:
-    owned = weights[0].size(0)
-    inner = weights[1].size(2)
-    block = scratch[0].size(0)
+# dx[rows] += ..., dalpha is filled. Scratch: as block_backward, and behind it H for rows and H for gradients.
+def routes_backward(self, x: Tensor, g: Tensor, rows: Tensor, alpha: Tensor, counts: List[int], own: List[Tensor], lent: List[Tensor], grads: List[Tensor], lent_grads: List[Tensor], scale: float, block: int, wide: Tensor, half: Tensor, dx: Tensor, dalpha: Tensor) -> int:
+    owned = own[2].size(0)
+    hidden = g.size(1)
+    before = own[3].size(2) * 5 + self.rank(own)
     first = 0
     for slot in range(len(counts)):
-        end = first + counts[slot]
-        while first < end:
-            last = min(first + block, end)
-            n = last - first
-            r = rows[first:last]
-            gate_up = self.expert_slab(weights[0], weights[2], slot, owned)
-            w = alpha[first:last].unsqueeze(1)
-            xs = scratch[0][:n]
-            gu = scratch[1][:n]
-            gs = scratch[2][:n]
-            dact = scratch[3][:n]
-            sig = scratch[4][:n]
-            act = scratch[5][:n]
-            part = scratch[6][:n]
+        for a, b in self.pieces(first, counts[slot], block):
+            r = rows[a:b]
+            xs = self.block_rows(wide, block, before, b - a, hidden)
+            gs = self.block_rows(wide, block, before + hidden, b - a, hidden)
             torch.index_select(x, 0, r, out=xs)
             torch.index_select(g, 0, r, out=gs)
-            self.project_into(xs, gate_up, gu)
-            self.project_back_into(gs, self.expert_slab(weights[1], weights[3], slot, owned), dact)
-            gate = gu[:, :inner]
-            up = gu[:, inner:]
-            torch.sigmoid(gate, out=sig)
-            gate.mul_(sig)
-            torch.mul(gate, up, out=act)
-            torch.mul(act, dact, out=part)
-            dalpha[first:last].copy_(part.sum([1]))
-            self.accumulate(self.expert_slab(grads[1], grads[3], slot, owned), gs, act.mul_(w), 1.0)
-            dact.mul_(w)
-            # silu'(z) = sig + silu (1 - sig)
-            torch.mul(gate, sig, out=part)
-            sig.add_(gate).sub_(part).mul_(up).mul_(dact)
-            torch.mul(dact, gate, out=up)
-            gate.copy_(sig)
-            self.accumulate(self.expert_slab(grads[0], grads[2], slot, owned), gu, xs, 1.0)
-            self.project_back_into(gu, gate_up, gs)
+            if slot < owned:
+                self.block_backward(xs, gs, alpha[a:b], dalpha[a:b], slot, own, grads, scale, block, wide, half)
+            else:
+                self.block_backward(xs, gs, alpha[a:b], dalpha[a:b], slot - owned, lent, lent_grads, scale, block, wide, half)
             dx.index_add_(0, r, gs)
-            first = last
+        first += counts[slot]
     return 0
 
 # Rows of this process: x [N, H], the chunk's tokens [n], ids [N, k] and combine [N, k] where they lie.
-def local_forward(self, x: Tensor, tokens: Tensor, ids: Tensor, combine: Tensor, weights: List[Tensor], scratch: List[Tensor], y: Tensor) -> int:
+def local_forward(self, x: Tensor, tokens: Tensor, ids: Tensor, combine: Tensor, weights: List[Tensor], scale: float, block: int, wide: Tensor, half: Tensor, y: Tensor) -> int:
     k = ids.size(1)
-    order, counts = self.group_slots(ids.index_select(0, tokens).reshape(-1), weights[0].size(0))
+    order, counts = self.group_slots(ids.index_select(0, tokens).reshape(-1), weights[2].size(0))
     rows = tokens.index_select(0, torch.floor_divide(order, k))
-    alpha = combine.reshape(-1).index_select(0, rows * k + torch.remainder(order, k))
-    return self.grouped_forward(x, rows, alpha, counts, weights, scratch, y)
+    alpha = combine.reshape(-1).index_select(0, rows * k + torch.remainder(order, k)).unsqueeze(1)
+    return self.routes_forward(x, rows, alpha, counts, weights, weights, scale, block, wide, half, y)
 
-def local_backward(self, x: Tensor, tokens: Tensor, g: Tensor, ids: Tensor, combine: Tensor, weights: List[Tensor], grads: List[Tensor], scratch: List[Tensor], dx: Tensor, dcombine: Tensor) -> int:
+def local_backward(self, x: Tensor, tokens: Tensor, g: Tensor, ids: Tensor, combine: Tensor, weights: List[Tensor], grads: List[Tensor], scale: float, block: int, wide: Tensor, half: Tensor, dx: Tensor, dcombine: Tensor) -> int:
     k = ids.size(1)
-    order, counts = self.group_slots(ids.index_select(0, tokens).reshape(-1), weights[0].size(0))
+    order, counts = self.group_slots(ids.index_select(0, tokens).reshape(-1), weights[2].size(0))
     rows = tokens.index_select(0, torch.floor_divide(order, k))
     route = rows * k + torch.remainder(order, k)
-    alpha = combine.reshape(-1).index_select(0, route)
-    dalpha = torch.empty_like(alpha)
-    self.grouped_backward(x, g, rows, alpha, counts, weights, grads, scratch, dx, dalpha)
+    alpha = combine.reshape(-1).index_select(0, route).unsqueeze(1)
+    dalpha = torch.empty([route.size(0)], dtype=x.dtype, device=x.device)
+    self.routes_backward(x, g, rows, alpha, counts, weights, weights, grads, grads, scale, block, wide, half, dx, dalpha)
     dcombine.view(-1).index_copy_(0, route, dalpha)
     return 0
 
-# Rows that have travelled [R, H + 2 k]; table [E]: the slot of an expert. out [R, H] is overwritten.
-def received_forward(self, rows: Tensor, k: int, table: Tensor, slots: int, weights: List[Tensor], scratch: List[Tensor], out: Tensor) -> int:
+# Rows that have travelled [R, H + 2 k]. out [R, H] is overwritten.
+def received_forward(self, rows: Tensor, k: int, table: Tensor, slots: int, own: List[Tensor], lent: List[Tensor], block: int, wide: Tensor, half: Tensor, out: Tensor) -> int:
     hidden = out.size(1)
     order, counts = self.group_received(rows, k, table, slots)
-    alpha = rows[:, hidden:hidden + k].reshape(-1).index_select(0, order)
+    alpha = rows[:, hidden:hidden + k].reshape(-1).index_select(0, order).unsqueeze(1)
     out.zero_()
-    return self.grouped_forward(rows[:, :hidden], torch.floor_divide(order, k), alpha, counts, weights, scratch, out)
+    return self.routes_forward(rows[:, :hidden], torch.floor_divide(order, k), alpha, counts, own, lent, 0.0, block, wide, half, out)
 
 # g [R, H]; back [R, H + k] is overwritten with (dx, dalpha).
-def received_backward(self, rows: Tensor, g: Tensor, k: int, table: Tensor, slots: int, weights: List[Tensor], grads: List[Tensor], scratch: List[Tensor], back: Tensor) -> int:
+def received_backward(self, rows: Tensor, g: Tensor, k: int, table: Tensor, slots: int, own: List[Tensor], lent: List[Tensor], grads: List[Tensor], lent_grads: List[Tensor], block: int, wide: Tensor, half: Tensor, back: Tensor) -> int:
     hidden = g.size(1)
     order, counts = self.group_received(rows, k, table, slots)
-    alpha = rows[:, hidden:hidden + k].reshape(-1).index_select(0, order)
-    dalpha = torch.empty_like(alpha)
+    row = torch.floor_divide(order, k)
+    alpha = rows[:, hidden:hidden + k].reshape(-1).index_select(0, order).unsqueeze(1)
+    dalpha = torch.empty([order.size(0)], dtype=rows.dtype, device=rows.device)
     back.zero_()
-    self.grouped_backward(rows[:, :hidden], g, torch.floor_divide(order, k), alpha, counts, weights, grads, scratch, back[:, :hidden], dalpha)
-    spread = torch.zeros([rows.size(0) * k], dtype=rows.dtype, device=rows.device).index_copy_(0, order, dalpha)
-    back[:, hidden:].copy_(spread.view(-1, k))
+    self.routes_backward(rows[:, :hidden], g, row, alpha, counts, own, lent, grads, lent_grads, 0.0, block, wide, half, back[:, :hidden], dalpha)
+    back[:, hidden:].index_put_([row, torch.remainder(order, k)], dalpha)
     return 0
 
-# (dx, dalpha) of rows [R, H + k] into those of their tokens.
+# (dx, dalpha) of rows [R, H + k] added to those of their tokens.
 def add_gradients(self, rows: Tensor, tokens: Tensor, dx: Tensor, dcombine: Tensor) -> int:
     hidden = dx.size(1)
     dx.index_add_(0, tokens, rows[:, :hidden])
