@@ -44,7 +44,8 @@ final class BackwardPass extends DispatchPass {
         NDArray arrivingG = more ? receiveBuffer(hidden) : null;
         sendRows = sendBuffer(packed());
         sendGradients = sendBuffer(hidden);
-        NDArray returned = sendBuffer(hidden + topK);
+        // A single chunk's rows have all left before its results come back.
+        NDArray returned = more ? sendBuffer(hidden + topK) : sendRows;
         DispatchKernels.zero(dcombine);
         ChunkRows last = null;
         ChunkRows next = dispatch(0, computed, computedG);

@@ -56,8 +56,7 @@ public final class DispatchRoute {
     /** Rows that a chunk may bring at most: known before any token is routed. */
     private long slots(long expected) {
         int ranks = plan.numRanks();
-        long limit = chunks() == 1 ? expected : ChunkSchedule.bound(expected, chunks());
-        return Math.min(ranks * chunkTokens(), limit);
+        return Math.min(ranks * chunkTokens(), ChunkSchedule.bound(expected, chunks()));
     }
 
     /**

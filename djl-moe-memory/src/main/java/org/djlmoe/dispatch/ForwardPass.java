@@ -27,7 +27,8 @@ final class ForwardPass extends DispatchPass {
         NDArray results = receiveBuffer(packed());
         NDArray arriving = route.chunks() > 1 ? receiveBuffer(packed()) : null;
         send = sendBuffer(packed());
-        NDArray returned = sendBuffer(hidden);
+        // A single chunk's rows have all left before its results come back.
+        NDArray returned = route.chunks() > 1 ? sendBuffer(hidden) : send;
         ChunkRows last = null;
         ChunkRows next = dispatch(0, computed);
         lent.await();

@@ -251,7 +251,7 @@ public final class PipelinedDispatch {
 
         /** Routes that a rank may get whatever the router does; 0 where there is no limit. */
         private long expected() {
-            if (!mode.isPlanned()) {
+            if (!mode.isPlanned() || chunks == 1) {
                 return 0;
             }
             double slack = Math.max(alpha, Double.isInfinite(lambda) ? 1 : lambda);

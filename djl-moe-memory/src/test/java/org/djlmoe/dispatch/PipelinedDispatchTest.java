@@ -499,30 +499,27 @@ class PipelinedDispatchTest {
     /** The routing does not decide the memory; that of the usual way is decided by it. */
     @Test
     void peakBuffers_anyWorkload_thatOfBalanced() {
-        long balanced = 0;
-        long standard = peak(DispatchWorkload.BALANCED, DispatchMode.STANDARD);
-        for (DispatchMode mode :
-                new DispatchMode[] {DispatchMode.AUTOMATIC, DispatchMode.PIPELINED_DEALT}) {
-            for (DispatchWorkload workload : DispatchWorkload.values()) {
-                long peak = peak(workload, mode);
-                balanced = workload == DispatchWorkload.BALANCED ? peak : balanced;
-                assertTrue(
-                        peak <= 1.1 * balanced,
-                        mode + " " + workload + " " + peak + "/" + balanced);
-            }
-            assertTrue(balanced < standard, balanced + " is not below " + standard);
+        long balanced = peak(DispatchWorkload.BALANCED, DispatchMode.AUTOMATIC);
+        for (DispatchWorkload workload : DispatchWorkload.values()) {
+            long peak = peak(workload, DispatchMode.AUTOMATIC);
+            assertTrue(peak <= 1.1 * balanced, workload + " " + peak + " / " + balanced);
         }
+        long dealt = peak(DispatchWorkload.HOT_50_16, DispatchMode.PIPELINED_DEALT);
+        assertTrue(dealt <= 1.1 * balanced, dealt + " / " + balanced);
+        long standard = peak(DispatchWorkload.BALANCED, DispatchMode.STANDARD);
+        assertTrue(balanced < standard, balanced + " is not below " + standard);
         long hot = peak(DispatchWorkload.HOT_80_16, DispatchMode.STANDARD);
-        assertTrue(hot >= 3 * standard, hot + " / " + standard);
+        assertTrue(hot >= 3 * balanced, hot + " / " + balanced);
+        assertTrue(hot >= 2 * standard, hot + " / " + standard);
     }
 
     /** The worst rank's peak, forward and backward. */
     private static long peak(DispatchWorkload workload, DispatchMode mode) {
         int ranks = 8;
         int[][] ids = new int[ranks][];
-        Arrays.fill(ids, workload.experts(2560, 8, 128, ranks, 10));
-        DispatchedLayer layer = new DispatchedLayer(ids, 8, 128, 32, 4, 1);
-        return layer.run(b -> b.optMode(mode).optChunkTokens(256)).stream()
+        Arrays.fill(ids, workload.experts(1280, 8, 128, ranks, 10));
+        DispatchedLayer layer = new DispatchedLayer(ids, 8, 128, 32, 20, 1);
+        return layer.run(b -> b.optMode(mode).optChunkTokens(128)).stream()
                 .mapToLong(
                         o -> {
                             assertTrue(
