@@ -15,7 +15,9 @@ import org.djlmoe.parallel.ProcessGroup;
  * chunk's compute, and a pass with overlap is compared with one that waits for every exchange.
  *
  * <p>Run as a program with the test class path, one thread a rank: {@code OMP_NUM_THREADS=1 java
- * org.djlmoe.dispatch.OverlapRun}. Prints times relative to the undelayed pass.
+ * org.djlmoe.dispatch.OverlapRun}. Prints times relative to the undelayed pass. With the argument
+ * {@code sleep} few tokens are computed and a chunk sleeps instead: what the order of the exchanges
+ * alone gives, on a machine that is busy otherwise.
  */
 final class OverlapRun {
 
@@ -28,14 +30,16 @@ final class OverlapRun {
     public static void main(String[] args) {
         AtomicLong delay = new AtomicLong();
         int[][] ids = new int[RANKS][];
-        Arrays.fill(ids, DispatchWorkload.BALANCED.experts(8 * 1024, 2, 8, RANKS, CHUNKS));
+        boolean sleeps = Arrays.asList(args).contains("sleep");
+        int tokens = sleeps ? 10 * CHUNKS : 8 * 1024;
+        Arrays.fill(ids, DispatchWorkload.BALANCED.experts(tokens, 2, 8, RANKS, CHUNKS));
         DispatchedLayer layer = new DispatchedLayer(ids, 2, 8, 128, 256, 1);
         InProcessGroup.run(
                 RANKS,
                 bytes -> delay.get(),
                 group -> {
                     try (NDManager manager = NDManager.newBaseManager()) {
-                        Passes passes = new Passes(layer, group, manager);
+                        Passes passes = new Passes(layer, group, manager, sleeps);
                         report("forward", group, passes::forward, delay, 2);
                         report("backward", group, passes::backward, delay, 3);
                     }
@@ -105,10 +109,10 @@ final class OverlapRun {
         private final List<NDArray> weights;
         private final List<NDArray> gradients;
 
-        Passes(DispatchedLayer layer, ProcessGroup group, NDManager manager) {
+        Passes(DispatchedLayer layer, ProcessGroup group, NDManager manager, boolean sleeps) {
             int r = group.rank();
-            overlapping = dispatch(group, layer, true);
-            waiting = dispatch(group, layer, false);
+            overlapping = dispatch(group, layer, true, sleeps);
+            waiting = dispatch(group, layer, false, sleeps);
             Shape shape = new Shape(layer.tokens[r], layer.hidden);
             x = manager.ones(shape);
             out = manager.zeros(shape);
@@ -121,13 +125,22 @@ final class OverlapRun {
         }
 
         private static PipelinedDispatch dispatch(
-                ProcessGroup group, DispatchedLayer layer, boolean overlap) {
+                ProcessGroup group, DispatchedLayer layer, boolean overlap, boolean sleeps) {
             return PipelinedDispatch.builder()
                     .setGroup(group)
                     .setExperts(layer.experts)
                     .optChunkTokens((layer.tokens[0] + CHUNKS - 1) / CHUNKS)
                     .optOverlap(overlap)
+                    .optObserver(chunk -> sleep(sleeps ? 50 : 0))
                     .build();
+        }
+
+        private static void sleep(long millis) {
+            try {
+                Thread.sleep(millis);
+            } catch (InterruptedException e) {
+                throw new IllegalStateException(e);
+            }
         }
 
         private PipelinedDispatch dispatch(boolean overlap) {
