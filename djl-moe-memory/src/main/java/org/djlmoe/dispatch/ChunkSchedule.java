@@ -1,8 +1,6 @@
 package org.djlmoe.dispatch;
 
 import java.util.Arrays;
-import java.util.Comparator;
-import java.util.function.IntUnaryOperator;
 
 /**
  * Which tokens of a rank are dispatched in which chunk.
@@ -85,11 +83,13 @@ public final class ChunkSchedule {
      * @return the schedule
      */
     public static ChunkSchedule strided(int tokens, int chunks) {
-        int[][] positions = empty(tokens, chunks, i -> (tokens - i + chunks - 1) / chunks);
+        check(tokens, chunks);
+        int[][] positions = new int[chunks][];
         for (int i = 0; i < chunks; i++) {
-            for (int j = 0; j < positions[i].length; j++) {
-                positions[i][j] = i + j * chunks;
-            }
+            int size = tokens / chunks + (i < tokens % chunks ? 1 : 0);
+            int first = i;
+            positions[i] = new int[size];
+            Arrays.setAll(positions[i], j -> first + j * chunks);
         }
         return new ChunkSchedule(Membership.STRIDED, positions);
     }
@@ -102,12 +102,13 @@ public final class ChunkSchedule {
      * @return the schedule
      */
     public static ChunkSchedule contiguous(int tokens, int chunks) {
-        int run = (tokens + chunks - 1) / Math.max(1, chunks);
-        int[][] positions = empty(tokens, chunks, i -> Math.min(run, tokens - i * run));
+        check(tokens, chunks);
+        int run = (int) (((long) tokens + chunks - 1) / chunks);
+        int[][] positions = new int[chunks][];
         for (int i = 0; i < chunks; i++) {
-            for (int j = 0; j < positions[i].length; j++) {
-                positions[i][j] = i * run + j;
-            }
+            int begin = (int) Math.min(tokens, (long) i * run);
+            positions[i] = new int[Math.min(run, tokens - begin)];
+            Arrays.setAll(positions[i], j -> begin + j);
         }
         return new ChunkSchedule(Membership.CONTIGUOUS, positions);
     }
@@ -125,13 +126,15 @@ public final class ChunkSchedule {
      */
     public static ChunkSchedule dealt(
             int rank, int ranks, int tokens, int chunks, int[] destinations) {
-        int k = topK(tokens, destinations);
+        check(tokens, chunks);
+        int k = topK(tokens, ranks, destinations);
         int[] chunkOf = new Dealer(rank, ranks, chunks, k, destinations).deal(tokens);
         int[] sizes = new int[chunks];
         for (int c : chunkOf) {
             sizes[c]++;
         }
-        int[][] positions = empty(tokens, chunks, i -> sizes[i]);
+        int[][] positions = new int[chunks][];
+        Arrays.setAll(positions, i -> new int[sizes[i]]);
         Arrays.fill(sizes, 0);
         for (int t = 0; t < tokens; t++) {
             positions[chunkOf[t]][sizes[chunkOf[t]]++] = t;
@@ -139,24 +142,25 @@ public final class ChunkSchedule {
         return new ChunkSchedule(Membership.DEALT, positions);
     }
 
-    private static int[][] empty(int tokens, int chunks, IntUnaryOperator size) {
+    private static void check(int tokens, int chunks) {
         if (tokens < 0 || chunks < 1) {
             throw new IllegalArgumentException(
                     "%d tokens in %d chunks: there is at least one chunk"
                             .formatted(tokens, chunks));
         }
-        int[][] positions = new int[chunks][];
-        for (int i = 0; i < chunks; i++) {
-            positions[i] = new int[Math.max(0, size.applyAsInt(i))];
-        }
-        return positions;
     }
 
-    private static int topK(int tokens, int[] destinations) {
+    private static int topK(int tokens, int ranks, int[] destinations) {
         if (tokens == 0 ? destinations.length != 0 : destinations.length % tokens != 0) {
             throw new IllegalArgumentException(
                     "%d destinations do not belong to %d tokens: give k for each"
                             .formatted(destinations.length, tokens));
+        }
+        for (int d : destinations) {
+            if (d < 0 || d >= ranks) {
+                throw new IllegalArgumentException(
+                        "a route goes to rank %d: there are %d".formatted(d, ranks));
+            }
         }
         return tokens == 0 ? 0 : destinations.length / tokens;
     }
@@ -222,7 +226,7 @@ public final class ChunkSchedule {
     }
 
     private long[][] count(int ranks, int[] destinations, boolean distinct) {
-        int k = topK(tokens, destinations);
+        int k = topK(tokens, ranks, destinations);
         long[][] counts = new long[positions.length][ranks];
         int[] lastToken = new int[ranks];
         Arrays.fill(lastToken, -1);
@@ -322,9 +326,7 @@ public final class ChunkSchedule {
         }
 
         int[] deal(int tokens) {
-            Integer[] order = new Integer[tokens];
-            Arrays.setAll(order, t -> t);
-            Arrays.sort(order, Comparator.comparing(t -> t, this::compare));
+            int[] order = sort(tokens);
             long[][] load = new long[chunks][ranks];
             int[] chunkOf = new int[tokens];
             boolean[] taken = new boolean[chunks];
@@ -343,8 +345,27 @@ public final class ChunkSchedule {
             return chunkOf;
         }
 
-        private int compare(int a, int b) {
-            return Arrays.compare(patterns, a * k, (a + 1) * k, patterns, b * k, (b + 1) * k);
+        /** Sorts by pattern, slot by slot from the last: stable counting sorts. */
+        private int[] sort(int tokens) {
+            int[] order = new int[tokens];
+            Arrays.setAll(order, t -> t);
+            int[] sorted = new int[tokens];
+            for (int slot = k - 1; slot >= 0; slot--) {
+                int[] next = new int[ranks + 1];
+                for (int t : order) {
+                    next[patterns[t * k + slot] + 1]++;
+                }
+                for (int d = 0; d < ranks; d++) {
+                    next[d + 1] += next[d];
+                }
+                for (int t : order) {
+                    sorted[next[patterns[t * k + slot]]++] = t;
+                }
+                int[] swap = order;
+                order = sorted;
+                sorted = swap;
+            }
+            return order;
         }
 
         /** The free chunk that has least of what the token sends; ties go round from this rank. */

@@ -10,9 +10,9 @@ import java.util.Locale;
  *
  * <p>A route is one (token, slot) pair. The routes of an expert form one list over the group: the
  * senders in rank order, and within a sender by token * k + slot. The plan cuts that list into
- * half-open intervals, one for each rank that computes the expert, in rank order; together they
- * cover it. A rank that is not the expert's home but computes a part of it, a helper, needs its
- * weights: {@link #migrations()}.
+ * half-open intervals, one for each rank that computes the expert: the home first, then the others
+ * in the order in which they were given a part. Together they cover it. A rank that is not the
+ * expert's home but computes a part of it, a helper, needs its weights: {@link #migrations()}.
  *
  * <p>Immutable. Made by {@link LeastLoadedPlanner} or {@link #identity}.
  */
@@ -54,47 +54,41 @@ public final class DispatchPlan {
      * Lays out the intervals.
      *
      * @param counts [rank][expert] routes, as checked by {@link #checkCounts}; owned from now on
-     * @param amounts [expert][rank] routes of the expert that the rank computes; their sum over the
-     *     ranks is that of the counts
+     * @param placement who computes how many routes of each expert: as many as were counted
      * @param cap the limit that the planner kept, or -1 if nothing was planned
      */
-    DispatchPlan(long[][] counts, long[][] amounts, long cap) {
+    DispatchPlan(long[][] counts, Placement placement, long cap) {
         int ranks = counts.length;
-        int experts = amounts.length;
+        int experts = placement.numExperts();
         this.counts = counts;
         begins = new long[ranks][experts];
         pieceRanks = new int[experts][];
         pieceEnds = new long[experts][];
         before = new long[ranks];
         received = new long[ranks];
+        long[] load = new long[experts];
+        for (int r = 0; r < ranks; r++) {
+            for (int e = 0; e < experts; e++) {
+                begins[r][e] = load[e];
+                load[e] += counts[r][e];
+            }
+        }
         List<Migration> moved = new ArrayList<>();
         int[] numForeign = new int[ranks];
         for (int e = 0; e < experts; e++) {
-            long load = 0;
-            for (int r = 0; r < ranks; r++) {
-                begins[r][e] = load;
-                load += counts[r][e];
-            }
             int home = home(e, ranks, experts);
-            before[home] += load;
-            int pieces = 0;
-            for (long amount : amounts[e]) {
-                pieces += amount > 0 ? 1 : 0;
-            }
-            pieceRanks[e] = new int[pieces];
-            pieceEnds[e] = new long[pieces];
+            before[home] += load[e];
+            pieceRanks[e] = placement.ranks(e);
+            pieceEnds[e] = new long[pieceRanks[e].length];
             long end = 0;
-            int piece = 0;
-            for (int r = 0; r < ranks; r++) {
-                if (amounts[e][r] > 0) {
-                    end += amounts[e][r];
-                    received[r] += amounts[e][r];
-                    pieceRanks[e][piece] = r;
-                    pieceEnds[e][piece++] = end;
-                    if (r != home) {
-                        moved.add(new Migration(e, home, r));
-                        numForeign[r]++;
-                    }
+            for (int i = 0; i < pieceRanks[e].length; i++) {
+                int r = pieceRanks[e][i];
+                end += placement.amount(e, r);
+                received[r] += placement.amount(e, r);
+                pieceEnds[e][i] = end;
+                if (r != home) {
+                    moved.add(new Migration(e, home, r));
+                    numForeign[r]++;
                 }
             }
         }
@@ -123,13 +117,15 @@ public final class DispatchPlan {
         long[][] copy = checkCounts(counts);
         int ranks = copy.length;
         int experts = copy[0].length;
-        long[][] amounts = new long[experts][ranks];
+        Placement placement = new Placement(experts);
         for (int e = 0; e < experts; e++) {
+            long load = 0;
             for (long[] row : copy) {
-                amounts[e][home(e, ranks, experts)] += row[e];
+                load += row[e];
             }
+            placement.add(e, home(e, ranks, experts), load);
         }
-        return new DispatchPlan(copy, amounts, -1);
+        return new DispatchPlan(copy, placement, -1);
     }
 
     /** Returns a deep copy of well-formed counts whose sum fits a long. */
@@ -255,7 +251,7 @@ public final class DispatchPlan {
      * Returns who computes an expert.
      *
      * @param expert the expert
-     * @return adjacent intervals from 0 to the number of the expert's routes, by ascending rank;
+     * @return adjacent intervals from 0 to the number of the expert's routes, the home's first;
      *     empty for an expert without routes
      */
     public List<Piece> pieces(int expert) {
@@ -276,11 +272,21 @@ public final class DispatchPlan {
      * @return routes, 0 if it has no part in the expert
      */
     public long amount(int expert, int rank) {
-        int i = Arrays.binarySearch(pieceRanks[expert], rank);
-        if (i < 0) {
-            return 0;
+        int i = piece(expert, rank);
+        return i < 0 ? 0 : pieceEnds[expert][i] - pieceBegin(expert, i);
+    }
+
+    private int piece(int expert, int rank) {
+        for (int i = 0; i < pieceRanks[expert].length; i++) {
+            if (pieceRanks[expert][i] == rank) {
+                return i;
+            }
         }
-        return pieceEnds[expert][i] - (i == 0 ? 0 : pieceEnds[expert][i - 1]);
+        return -1;
+    }
+
+    private long pieceBegin(int expert, int piece) {
+        return piece == 0 ? 0 : pieceEnds[expert][piece - 1];
     }
 
     /**
@@ -292,11 +298,11 @@ public final class DispatchPlan {
      * @return routes
      */
     public long sent(int expert, int sender, int rank) {
-        int i = Arrays.binarySearch(pieceRanks[expert], rank);
+        int i = piece(expert, rank);
         if (i < 0) {
             return 0;
         }
-        long begin = Math.max(i == 0 ? 0 : pieceEnds[expert][i - 1], begins[sender][expert]);
+        long begin = Math.max(pieceBegin(expert, i), begins[sender][expert]);
         long end = begins[sender][expert] + counts[sender][expert];
         return Math.max(0, Math.min(end, pieceEnds[expert][i]) - begin);
     }
@@ -385,7 +391,7 @@ public final class DispatchPlan {
     /**
      * Returns which weights go where before the experts run; their gradients go the other way.
      *
-     * @return by ascending expert, then helper
+     * @return by ascending expert, a helper after those that were given a part before it
      */
     public List<Migration> migrations() {
         return migrations;
@@ -422,7 +428,7 @@ public final class DispatchPlan {
                                 ? "every expert stays at home"
                                 : String.format(
                                         Locale.ROOT,
-                                        "cap %,d, %d migrations, at most %d to a rank",
+                                        "cap %,d, migrations: %d, at most %d to a rank",
                                         cap,
                                         migrations.size(),
                                         maxForeign())));
@@ -440,7 +446,7 @@ public final class DispatchPlan {
                             bar(received[r], largest),
                             String.format(Locale.ROOT, "%,d", received[r])));
         }
-        return text.toString();
+        return text.toString().replaceAll("[ ]+(\r?\n)", "$1");
     }
 
     private static String bar(long load, long largest) {

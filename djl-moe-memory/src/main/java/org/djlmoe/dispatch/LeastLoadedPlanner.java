@@ -70,12 +70,14 @@ public final class LeastLoadedPlanner {
                             .formatted(checked.length, checked[0].length, ranks, experts));
         }
         long[] load = new long[experts];
+        for (long[] row : checked) {
+            for (int e = 0; e < experts; e++) {
+                load[e] += row[e];
+            }
+        }
         long[] homeLoad = new long[ranks];
         long total = 0;
         for (int e = 0; e < experts; e++) {
-            for (long[] row : checked) {
-                load[e] += row[e];
-            }
             homeLoad[home(e)] += load[e];
             total += load[e];
         }
@@ -88,16 +90,22 @@ public final class LeastLoadedPlanner {
                         .min(BigDecimal.valueOf(total))
                         .longValueExact();
         int[] order = byDescendingLoad(load);
-        long[][] amounts = spread(load, homeLoad, order, cap);
-        if (amounts == null) {
-            amounts = pairUp(load, homeLoad, order, cap);
+        Placement placement = spread(load, homeLoad, order, cap);
+        if (placement == null) {
+            placement = pairUp(load, homeLoad, order, cap);
         }
-        return new DispatchPlan(checked, amounts, cap);
+        return new DispatchPlan(checked, placement, cap);
     }
 
     private boolean worthwhile(long[] homeLoad, long total) {
-        double mean = (double) total / ranks;
-        return ranks > 1 && total > 0 && !(Arrays.stream(homeLoad).max().orElse(0) < lambda * mean);
+        if (ranks == 1 || total == 0 || lambda == Double.POSITIVE_INFINITY) {
+            return false;
+        }
+        // Exact, so that a load of lambda times the mean is planned: max * P >= lambda * total.
+        BigDecimal max = BigDecimal.valueOf(Arrays.stream(homeLoad).max().orElseThrow());
+        return max.multiply(BigDecimal.valueOf(ranks))
+                        .compareTo(BigDecimal.valueOf(lambda).multiply(BigDecimal.valueOf(total)))
+                >= 0;
     }
 
     private static int[] byDescendingLoad(long[] load) {
@@ -113,10 +121,10 @@ public final class LeastLoadedPlanner {
      * Places expert after expert, each at home as far as there is room and then on the least loaded
      * ranks.
      *
-     * @return [expert][rank] amounts, or null if only ranks with F foreign experts had room left
+     * @return the placement, or null if only ranks with F foreign experts had room left
      */
-    private long[][] spread(long[] load, long[] homeLoad, int[] order, long cap) {
-        long[][] amounts = new long[experts][ranks];
+    private Placement spread(long[] load, long[] homeLoad, int[] order, long cap) {
+        Placement placement = new Placement(experts);
         // What each rank has, and what it must still expect from its own experts.
         long[] held = homeLoad.clone();
         int[] numForeign = new int[ranks];
@@ -125,7 +133,7 @@ public final class LeastLoadedPlanner {
             held[home] -= load[e];
             long rest = load[e];
             long atHome = Math.min(rest, Math.max(0, cap - held[home]));
-            amounts[e][home] += atHome;
+            placement.add(e, home, atHome);
             held[home] += atHome;
             rest -= atHome;
             while (rest > 0) {
@@ -134,13 +142,13 @@ public final class LeastLoadedPlanner {
                     return null;
                 }
                 long piece = Math.min(rest, cap - held[rank]);
-                numForeign[rank] += amounts[e][rank] == 0 ? 1 : 0;
-                amounts[e][rank] += piece;
+                numForeign[rank]++;
+                placement.add(e, rank, piece);
                 held[rank] += piece;
                 rest -= piece;
             }
         }
-        return amounts;
+        return placement;
     }
 
     /** Returns the rank with the least, ties to the lower, or -1 if all hold F foreign experts. */
@@ -162,10 +170,10 @@ public final class LeastLoadedPlanner {
      * <p>The open ranks never hold more than cap each on average, since a rank is closed full. So
      * while one of them is above cap another is below.
      */
-    private long[][] pairUp(long[] load, long[] homeLoad, int[] order, long cap) {
-        long[][] amounts = new long[experts][ranks];
+    private Placement pairUp(long[] load, long[] homeLoad, int[] order, long cap) {
+        Placement placement = new Placement(experts);
         for (int e = 0; e < experts; e++) {
-            amounts[e][home(e)] = load[e];
+            placement.add(e, home(e), load[e]);
         }
         long[] held = homeLoad.clone();
         boolean[] closed = new boolean[ranks];
@@ -179,7 +187,7 @@ public final class LeastLoadedPlanner {
                 }
             }
             if (donor < 0 || held[donor] <= cap) {
-                return amounts;
+                return placement;
             }
             long rest = cap - held[taker];
             held[donor] -= rest;
@@ -187,9 +195,9 @@ public final class LeastLoadedPlanner {
             closed[taker] = true;
             for (int e : order) {
                 if (home(e) == donor && rest > 0) {
-                    long piece = Math.min(rest, amounts[e][donor]);
-                    amounts[e][donor] -= piece;
-                    amounts[e][taker] += piece;
+                    long piece = Math.min(rest, placement.amount(e, donor));
+                    placement.add(e, donor, -piece);
+                    placement.add(e, taker, piece);
                     rest -= piece;
                 }
             }
