@@ -1,7 +1,6 @@
 package org.djlmoe.dispatch;
 
 import java.util.Arrays;
-import org.djlmoe.dispatch.ChunkSchedule.Membership;
 
 /**
  * What the ranks have agreed on for one layer and one batch: plan, chunks, and how many rows go
@@ -204,12 +203,8 @@ public final class DispatchRoute {
         }
     }
 
-    Membership membership() {
-        return schedule.membership();
-    }
-
     @Override
     public String toString() {
-        return plan + "\n" + chunks() + " chunks, " + membership();
+        return plan + "\n" + chunks() + " chunks, " + schedule.membership();
     }
 }

@@ -29,13 +29,15 @@ import org.djlmoe.parallel.ProcessGroup;
  * that another rank needs are sent once in forward and once in backward, and their gradients go
  * home once.
  *
- * <p>Bound in the planned modes: buffers for received rows hold min(P c, 1.5 max(a total / (P K),
- * 256)) rows, c being the tokens of a chunk and a the larger of alpha and lambda: three buffers
- * forward and five backward, two and three more for at most c min(k, P - 1) rows sent, the {@link
- * ExpertScratch}, and lent weights with their gradients. It is the same for every routing. {@link
+ * <p>Bound of a layer in chunks: buffers for received rows hold min(P c, 1.5 max(a R / K, 256))
+ * rows, with c tokens of a rank in a chunk, R routes a rank on average, and a the larger of alpha
+ * and lambda; three buffers forward and five backward. Buffers for rows sent hold c min(k, P - 1):
+ * two forward and three backward. Beside them the {@link ExpertScratch}, and lent weights with
+ * their gradients. All but the lent weights are the same for every routing. {@link
  * DispatchMode#AUTOMATIC} checks before it begins that no rank receives more than 1.5 max(R_d / K,
- * 256) of its R_d routes in any chunk. Index arithmetic inside a kernel takes some 60 bytes a route
- * received, beside that.
+ * 256) of its R_d routes in any chunk. A layer in one chunk takes what its rows need. Index
+ * arithmetic inside a kernel takes some 60 bytes for each of the k slots of a received row, beside
+ * that.
  *
  * <p>With one process there is no exchange and no copy: the experts read the tokens where they are.
  *

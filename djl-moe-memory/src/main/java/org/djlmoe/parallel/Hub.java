@@ -160,6 +160,7 @@ final class Hub {
         }
     }
 
+    /** Keeps the first failure; rank -1 is whoever waits for the ranks. */
     synchronized void fail(int rank, Throwable cause) {
         if (failure == null) {
             failure =

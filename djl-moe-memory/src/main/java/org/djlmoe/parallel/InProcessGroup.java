@@ -108,7 +108,7 @@ public final class InProcessGroup implements ProcessGroup {
             } catch (InterruptedException e) {
                 // The tasks still use their arrays: they must end before this returns.
                 interrupted = true;
-                hub.fail(r, e);
+                hub.fail(-1, e);
                 r--;
             }
         }

@@ -2,6 +2,7 @@ package org.djlmoe.dispatch;
 
 import static org.djlmoe.reference.Numbers.array;
 import static org.djlmoe.reference.Numbers.assertClose;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -11,8 +12,10 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.Random;
+import java.util.function.BiFunction;
 import java.util.function.Function;
 import java.util.stream.IntStream;
+import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.kernel.ExpertKernels.Weights;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.parallel.InProcessGroup;
@@ -153,10 +156,26 @@ final class DispatchedLayer {
 
     /** Forward and backward on a rank, as many times as steps; gradients add up over them. */
     Outcome onRank(ProcessGroup group, PipelinedDispatch dispatch, int steps) {
+        return onRank(group, dispatch, steps, (manager, w) -> w);
+    }
+
+    Outcome onRank(
+            ProcessGroup group,
+            PipelinedDispatch dispatch,
+            int steps,
+            BiFunction<NDManager, NDArray, NDArray> converted) {
         int r = group.rank();
         try (NDManager manager = NDManager.newBaseManager()) {
             List<NDArray> weights = weights(manager, r);
             List<NDArray> gradients = zeros(manager, weights);
+            for (int i = 0; i < weights.size(); i++) {
+                NDArray w = weights.get(i);
+                if (w.size() > 0) {
+                    // As a parameter's value does, it asks for a gradient.
+                    w.setRequiresGradient(true);
+                    weights.set(i, converted.apply(manager, w));
+                }
+            }
             Outcome outcome = null;
             for (int step = 0; step < steps; step++) {
                 if (step > 0) {
@@ -172,6 +191,8 @@ final class DispatchedLayer {
                 DispatchRoute route = dispatch.route(id);
                 dispatch.forward(route, in, id, c, weights, 0, y);
                 dispatch.backward(route, in, id, c, weights, 0, g, gradients, dx, dc);
+                assertFalse(ArrayKernels.requiresGradient(y));
+                assertFalse(ArrayKernels.requiresGradient(dx));
                 outcome =
                         new Outcome(
                                 y.toFloatArray(),

@@ -202,6 +202,33 @@ class PipelinedDispatchTest {
     }
 
     @Test
+    void forwardAndBackward_bf16Experts_withinTheirPrecision() {
+        TorchKernels half =
+                TorchKernels.compile(
+                        "half", "def half(self, x: Tensor) -> Tensor:\n  return x.to(dtype=15)\n");
+        DispatchedLayer layer = DispatchedLayer.of(DispatchWorkload.HOT_80_16, 2, 8, 3, 12, 9);
+        NaiveExperts.Result expected = layer.reference();
+        List<Outcome> got =
+                InProcessGroup.run(
+                        2,
+                        group ->
+                                layer.onRank(
+                                        group,
+                                        PipelinedDispatch.builder()
+                                                .setGroup(group)
+                                                .setExperts(8)
+                                                .optChunkTokens(5)
+                                                .build(),
+                                        1,
+                                        (manager, w) -> half.call(manager, "half", w).head()));
+        assertTrue(got.get(0).route().plan().maxForeign() > 0);
+        Numbers.assertClose(expected.y(), DispatchedLayer.joined(got, Outcome::y), 1e-2, "y");
+        Numbers.assertClose(expected.dx(), DispatchedLayer.joined(got, Outcome::dx), 1e-2, "dx");
+        Numbers.assertClose(
+                expected.ddown(), DispatchedLayer.joined(got, Outcome::ddown), 1e-2, "down");
+    }
+
+    @Test
     void backward_ranksTrainDifferentWeights_refusedOnAll() {
         DispatchedLayer layer = DispatchedLayer.of(DispatchWorkload.HOT_80_16, 2, 8, 3, 12, 9);
         ProcessGroupException e =
@@ -414,6 +441,8 @@ class PipelinedDispatchTest {
             assertThrows(IllegalArgumentException.class, builder::build);
             builder.setGroup(solo);
             assertThrows(IllegalArgumentException.class, builder::build);
+            // Zero is a number, not the absence of one.
+            assertThrows(IllegalArgumentException.class, () -> builder.optMaxForeign(0));
             PipelinedDispatch dispatch = builder.setExperts(8).build();
             assertMessage(
                     "expert 8",
