@@ -19,7 +19,9 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
 import org.djlmoe.dispatch.DispatchedLayer.Outcome;
+import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.ExpertKernels.Weights;
+import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.parallel.InProcessGroup;
 import org.djlmoe.parallel.ProcessGroupException;
@@ -284,8 +286,9 @@ class PipelinedDispatchTest {
     }
 
     /**
-     * While the experts of chunk i compute, they wait until the transport is in the exchange of
-     * chunk i + 1: an exchange that began only when somebody waits for it would never come.
+     * The experts of chunk i begin, and do not go on before the exchange of chunk i + 1 has begun;
+     * that begins, and does not go on before the experts of chunk i have begun. Were one of the two
+     * over before the other starts, this would never end.
      */
     @Test
     void forward_overlap_nextChunkTravelsWhileThisOneComputes() {
@@ -297,13 +300,21 @@ class PipelinedDispatchTest {
         for (CountDownLatch[] row : begun) {
             Arrays.setAll(row, i -> new CountDownLatch(1));
         }
+        CountDownLatch[][] computing = new CountDownLatch[2][chunks];
+        for (CountDownLatch[] row : computing) {
+            Arrays.setAll(row, i -> new CountDownLatch(1));
+        }
         ThreadLocal<AtomicInteger> count = ThreadLocal.withInitial(AtomicInteger::new);
         AtomicInteger seen = new AtomicInteger();
         InProcessGroup.run(
                 2,
                 bytes -> {
                     int rank = Thread.currentThread().getName().endsWith("0") ? 0 : 1;
-                    begun[rank][count.get().getAndIncrement()].countDown();
+                    int n = count.get().getAndIncrement();
+                    begun[rank][n].countDown();
+                    if (n % 2 == 1 && n < 2 * chunks - 1) {
+                        await(computing[rank][(n - 1) / 2]);
+                    }
                     return 0;
                 },
                 group -> {
@@ -314,7 +325,8 @@ class PipelinedDispatchTest {
                                     .optChunkTokens(4)
                                     .optObserver(
                                             i -> {
-                                                int next = i == 0 ? 1 : 2 * i + 1;
+                                                computing[group.rank()][i].countDown();
+                                                int next = 2 * i + 1;
                                                 if (i + 1 < chunks) {
                                                     await(begun[group.rank()][next]);
                                                     seen.incrementAndGet();
@@ -337,7 +349,7 @@ class PipelinedDispatchTest {
 
     private static void await(CountDownLatch latch) {
         try {
-            assertTrue(latch.await(30, TimeUnit.SECONDS), "the next chunk did not travel");
+            assertTrue(latch.await(30, TimeUnit.SECONDS), "experts and exchange take turns");
         } catch (InterruptedException e) {
             throw new IllegalStateException(e);
         }
@@ -558,6 +570,86 @@ class PipelinedDispatchTest {
                         })
                 .max()
                 .orElseThrow();
+    }
+
+    @Test
+    void forwardAndBackward_again_sameBits() {
+        DispatchedLayer layer =
+                DispatchedLayer.of(DispatchWorkload.HOT_95_16, 4, 16, 4, 21, 18, 20, 7);
+        List<Outcome> first = layer.run(b -> b.optChunkTokens(6));
+        for (int i = 0; i < 3; i++) {
+            List<Outcome> again = layer.run(b -> b.optChunkTokens(6));
+            for (int r = 0; r < layer.ranks; r++) {
+                assertArrayEquals(first.get(r).y(), again.get(r).y());
+                assertArrayEquals(first.get(r).dx(), again.get(r).dx());
+                assertArrayEquals(first.get(r).dcombine(), again.get(r).dcombine());
+                assertArrayEquals(first.get(r).dgateUp(), again.get(r).dgateUp());
+                assertArrayEquals(first.get(r).ddown(), again.get(r).ddown());
+            }
+        }
+    }
+
+    /** The layer's own kernel is checked against the reference elsewhere. */
+    @Test
+    void soloGroup_adapters_asTheLayerItself() {
+        DispatchedLayer layer = DispatchedLayer.of(DispatchWorkload.HOT_50_16, 2, 8, 4, 23);
+        try (NDManager manager = NDManager.newBaseManager();
+                SoloGroup solo = new SoloGroup()) {
+            List<NDArray> weights = layer.weights(manager, 0);
+            Random random = new Random(2);
+            long[][] adapters = {{8, 3, 6}, {8, 10, 3}, {8, 3, 5}, {8, 6, 3}};
+            for (int i = 0; i < 4; i++) {
+                int size = (int) (adapters[i][0] * adapters[i][1] * adapters[i][2]);
+                weights.set(
+                        Weights.GATE_UP_A.ordinal() + i,
+                        Numbers.array(manager, Numbers.random(random, size, 0.5), adapters[i]));
+            }
+            weights.set(Weights.ROUTER.ordinal(), manager.zeros(new Shape(8, 6)));
+            List<NDArray> expected = layer.zeros(manager, weights);
+            List<NDArray> got = layer.zeros(manager, weights);
+            NDArray x = Numbers.array(manager, layer.x[0], 23, 6);
+            NDArray g = Numbers.array(manager, layer.dy[0], 23, 6);
+            NDArray c = Numbers.array(manager, layer.combine[0], 23, 2);
+            NDArray ids = layer.idArray(manager, 0);
+            NDArray y = manager.zeros(x.getShape());
+            NDArray plain = manager.zeros(x.getShape());
+            NDArray dx = manager.zeros(x.getShape());
+            NDArray dc = manager.zeros(c.getShape());
+            ExpertKernels.Settings settings = new ExpertKernels.Settings(2, 0, 1.5, false, false);
+            try (ExpertScratch scratch = ExpertScratch.backward(manager, 23, 2, weights)) {
+                ExpertKernels.forward(x, 0, 1, weights, settings, ids, c, scratch, plain);
+                ExpertKernels.backward(
+                        x,
+                        0,
+                        1,
+                        g,
+                        weights,
+                        expected,
+                        settings,
+                        TorchKernels.nothing(),
+                        ids,
+                        c,
+                        scratch,
+                        manager.zeros(x.getShape()));
+            }
+            PipelinedDispatch dispatch =
+                    PipelinedDispatch.builder()
+                            .setGroup(solo)
+                            .setExperts(8)
+                            .optChunkTokens(6)
+                            .build();
+            DispatchRoute route = dispatch.route(ids);
+            dispatch.forward(route, x, ids, c, weights, 1.5, y);
+            dispatch.backward(route, x, ids, c, weights, 1.5, g, got, dx, dc);
+            Numbers.assertClose(plain.toFloatArray(), y.toFloatArray(), 1e-5, "y");
+            for (int w = Weights.GATE_UP.ordinal(); w < weights.size(); w++) {
+                Numbers.assertClose(
+                        expected.get(w).toFloatArray(),
+                        got.get(w).toFloatArray(),
+                        1e-5,
+                        Weights.values()[w].toString());
+            }
+        }
     }
 
     @Test
