@@ -22,15 +22,15 @@ import org.djlmoe.routing.Router;
  * A Mixture-of-Experts feed-forward layer with bounded memory: {@code y = x + experts(norm(x))},
  * norm and residual optional.
  *
- * <p>The idea: everything in the layer is token-wise, so the whole of it runs chunk by chunk in
- * both directions. Under a {@code BoundedTrainer} it keeps its input and the routing (k ids and
- * weights a token) until backward, which repeats norm, gate and up projection and skips the down
- * projection. Routing is never repeated: repeated routing that picks other experts is a silent
- * error.
+ * <p>The idea: everything in the layer is token-wise, so the whole of it runs on a part of the rows
+ * at a time, in both directions. Under a {@code BoundedTrainer} it keeps its input and the routing
+ * (k ids and weights a token) until backward, which repeats norm, gate and up projection and skips
+ * the down projection. Routing is never repeated: repeated routing that picks other experts is a
+ * silent error.
  *
- * <p>Bound above inputs, outputs and weights: O(c (H + k) + busiest expert of a chunk * (H + 4 I))
- * with c tokens a chunk, forward and backward, whatever the router does. A chunk takes every K-th
- * token.
+ * <p>Bound above inputs, outputs and weights, whatever the router does: 2 I + H numbers forward and
+ * 5 I + 2 H backward for each of {@code max(512, c k / E)} rows, with c tokens a chunk; and k ids
+ * and weights a token with their order by expert.
  *
  * <ul>
  *   <li>input and output: [..., H]
@@ -157,6 +157,12 @@ public final class MoeBlock extends AbstractBlock {
      */
     public int chunks(long tokens) {
         return ChunkSchedule.numChunks(tokens, chunkTokens, maxChunks);
+    }
+
+    /** Returns the tokens of the largest chunk. */
+    long chunkRows(long tokens) {
+        int chunks = chunks(tokens);
+        return (tokens + chunks - 1) / chunks;
     }
 
     @Override

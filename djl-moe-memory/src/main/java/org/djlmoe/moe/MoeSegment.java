@@ -11,11 +11,14 @@ import java.util.List;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.kernel.ExpertKernels;
+import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.TorchKernels;
 
 /**
- * One pass of a {@link MoeBlock}: router over all tokens, then the experts chunk by chunk; rows [N,
- * H].
+ * One pass of a {@link MoeBlock} over rows [N, H]: router over all tokens, then the experts one
+ * after the other, each on blocks of its rows. The block is what an even router gives an expert of
+ * a chunk; chunks need no other order where nothing is exchanged, and so a weight and its gradient
+ * stay in the cache while all of their rows go by.
  */
 final class MoeSegment implements Segment {
 
@@ -47,13 +50,12 @@ final class MoeSegment implements Segment {
         NDArray y = x.getManager().create(x.getShape());
         List<NDArray> weights = weights(x);
         ExpertKernels.Selection selection = block.router().selection(x.getManager());
-        int chunks = block.chunks(tokens);
-        for (int i = 0; i < chunks; i++) {
-            ExpertKernels.route(x, i, chunks, weights, settings, selection, ids, combine);
-        }
-        block.router().observe(ids);
-        for (int i = 0; i < chunks; i++) {
-            ExpertKernels.forward(x, i, chunks, weights, settings, ids, combine, y);
+        try (ExpertScratch scratch =
+                ExpertScratch.forward(
+                        context.manager(), block.chunkRows(tokens), settings.topK(), weights)) {
+            ExpertKernels.route(x, 0, 1, weights, settings, selection, ids, combine, scratch);
+            block.router().observe(ids);
+            ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
         }
         if (context.isRecording()) {
             context.save("ids", ids);
@@ -83,10 +85,11 @@ final class MoeSegment implements Segment {
                                 ids,
                                 block.router().experts(),
                                 block.balanceCoefficient());
-        int chunks = block.chunks(x.getShape().get(0));
-        for (int i = 0; i < chunks; i++) {
+        long rows = block.chunkRows(x.getShape().get(0));
+        try (ExpertScratch scratch =
+                ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
             ExpertKernels.backward(
-                    x, i, chunks, g, weights, gradients, settings, balance, ids, combine, dx);
+                    x, 0, 1, g, weights, gradients, settings, balance, ids, combine, scratch, dx);
         }
         return new NDList(context.handOver(dx));
     }
