@@ -10,10 +10,14 @@ import java.util.List;
  * residual.
  *
  * <p>Rows are x [N, H]; a chunk is the rows {@code start, start + step, ...}. The experts of a
- * chunk run one after the other, so the largest buffer is that of its busiest expert, in both
- * directions. Backward repeats the gate and up projections but not the down projection, whose
- * output nobody needs: the gradient of a combine weight is the inner product of the activation and
- * its own gradient.
+ * chunk run one after the other on blocks of their rows, in an {@link ExpertScratch} whose size the
+ * router cannot change. Besides that, a few numbers a route and, for the rows of a block, a few a
+ * router's output are allocated. Backward repeats the gate and up projections but not the down
+ * projection, whose output nobody needs: the gradient of a combine weight is the inner product of
+ * the activation and its own gradient.
+ *
+ * <p>{@link #forwardRows} and {@link #backwardRows} run the experts alone, on rows that are grouped
+ * already.
  *
  * <p>Weights come as a list in the order of {@link Weights}; an absent one (no norm, no adapter) is
  * {@link TorchKernels#nothing}, and so is the gradient of a frozen one. Gradients are added to in
@@ -80,6 +84,7 @@ public final class ExpertKernels {
      * @param selection how experts are ranked
      * @param ids INT64 [N, topK], the chunk's rows are filled
      * @param combine [N, topK], the chunk's rows are filled
+     * @param scratch of any kind, of any number of rows
      */
     public static void route(
             NDArray x,
@@ -89,7 +94,8 @@ public final class ExpertKernels {
             Settings settings,
             Selection selection,
             NDArray ids,
-            NDArray combine) {
+            NDArray combine,
+            ExpertScratch scratch) {
         KERNELS.run(
                 "route",
                 x,
@@ -102,7 +108,9 @@ public final class ExpertKernels {
                 selection.protect(),
                 settings.renormalize(),
                 ids,
-                combine);
+                combine,
+                scratch.block(),
+                scratch.wide());
     }
 
     /**
@@ -115,6 +123,7 @@ public final class ExpertKernels {
      * @param settings the layer's settings
      * @param ids INT64 [N, topK] from {@link #route}
      * @param combine [N, topK] from {@link #route}
+     * @param scratch of a forward pass, of any number of rows
      * @param y [N, H], the chunk's rows are filled
      */
     public static void forward(
@@ -125,6 +134,7 @@ public final class ExpertKernels {
             Settings settings,
             NDArray ids,
             NDArray combine,
+            ExpertScratch scratch,
             NDArray y) {
         KERNELS.run(
                 "experts_forward",
@@ -137,6 +147,9 @@ public final class ExpertKernels {
                 settings.residual(),
                 ids,
                 combine,
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
                 y);
     }
 
@@ -154,6 +167,7 @@ public final class ExpertKernels {
      *     #balanceGradient}, or {@link TorchKernels#nothing}
      * @param ids INT64 [N, topK] of the forward pass
      * @param combine [N, topK] of the forward pass
+     * @param scratch of a backward pass, of any number of rows
      * @param dx [N, H], the chunk's rows are filled
      */
     public static void backward(
@@ -167,6 +181,7 @@ public final class ExpertKernels {
             NDArray balance,
             NDArray ids,
             NDArray combine,
+            ExpertScratch scratch,
             NDArray dx) {
         KERNELS.run(
                 "experts_backward",
@@ -183,7 +198,83 @@ public final class ExpertKernels {
                 balance,
                 ids,
                 combine,
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
                 dx);
+    }
+
+    /**
+     * Runs the experts on rows that are grouped by expert, in place: row = combine weight *
+     * expert(row).
+     *
+     * @param rows [R, H], the rows of expert 0 first; replaced by the outputs
+     * @param counts rows of each expert, [E], together R
+     * @param combine [R, 1]
+     * @param weights the layer's weights; norm and router are not used
+     * @param settings the layer's settings; the adapters' scale is used
+     * @param scratch of a forward pass, of any number of rows
+     */
+    public static void forwardRows(
+            NDArray rows,
+            long[] counts,
+            NDArray combine,
+            List<NDArray> weights,
+            Settings settings,
+            ExpertScratch scratch) {
+        KERNELS.run(
+                "grouped_forward",
+                rows,
+                counts,
+                combine,
+                weights,
+                settings.adapterScale(),
+                scratch.block(),
+                scratch.wide(),
+                scratch.half());
+    }
+
+    /**
+     * Backward of {@link #forwardRows}, in place.
+     *
+     * @param rows [R, H], what went into the forward pass; overwritten
+     * @param g gradient of the outputs [R, H]; replaced by that of the rows
+     * @param counts rows of each expert, [E], together R
+     * @param combine [R, 1]
+     * @param dcombine [R], filled with the gradient of the combine weights
+     * @param weights the layer's weights
+     * @param gradients their gradients, added to from {@link Weights#GATE_UP} on
+     * @param settings the layer's settings; the adapters' scale is used
+     * @param scratch of a backward pass, of any number of rows
+     */
+    public static void backwardRows(
+            NDArray rows,
+            NDArray g,
+            long[] counts,
+            NDArray combine,
+            NDArray dcombine,
+            List<NDArray> weights,
+            List<NDArray> gradients,
+            Settings settings,
+            ExpertScratch scratch) {
+        KERNELS.run(
+                "grouped_backward",
+                rows,
+                g,
+                counts,
+                combine,
+                dcombine,
+                weights,
+                gradients,
+                settings.adapterScale(),
+                scratch.block(),
+                scratch.wide(),
+                scratch.half());
+    }
+
+    /** Two arrays of as many numbers, the second in the experts' half precision or empty. */
+    static NDList scratch(NDManager manager, List<NDArray> weights, long wide, long half) {
+        return KERNELS.call(manager, "experts_scratch", weights, wide, half);
     }
 
     /**

@@ -28,9 +28,9 @@ import org.djlmoe.routing.Router;
  * projection. Routing is never repeated: repeated routing that picks other experts is a silent
  * error.
  *
- * <p>Bound above inputs, outputs and weights: O(c (H + k) + busiest expert of a chunk * (H + 4 I))
- * with c tokens a chunk, forward and backward, whatever the router does. A chunk takes every K-th
- * token.
+ * <p>Bound above inputs, outputs and weights, whatever the router does: 2 I + H numbers forward and
+ * 5 I + 2 H backward for each of {@code max(512, c k / E)} rows, with c tokens a chunk; and k ids
+ * and weights a token. A chunk takes every K-th token.
  *
  * <ul>
  *   <li>input and output: [..., H]

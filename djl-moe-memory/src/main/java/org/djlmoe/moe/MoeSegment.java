@@ -11,6 +11,7 @@ import java.util.List;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.kernel.ExpertKernels;
+import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.TorchKernels;
 
 /**
@@ -48,12 +49,17 @@ final class MoeSegment implements Segment {
         List<NDArray> weights = weights(x);
         ExpertKernels.Selection selection = block.router().selection(x.getManager());
         int chunks = block.chunks(tokens);
-        for (int i = 0; i < chunks; i++) {
-            ExpertKernels.route(x, i, chunks, weights, settings, selection, ids, combine);
-        }
-        block.router().observe(ids);
-        for (int i = 0; i < chunks; i++) {
-            ExpertKernels.forward(x, i, chunks, weights, settings, ids, combine, y);
+        try (ExpertScratch scratch =
+                ExpertScratch.forward(
+                        context.manager(), rows(tokens, chunks), settings.topK(), weights)) {
+            for (int i = 0; i < chunks; i++) {
+                ExpertKernels.route(
+                        x, i, chunks, weights, settings, selection, ids, combine, scratch);
+            }
+            block.router().observe(ids);
+            for (int i = 0; i < chunks; i++) {
+                ExpertKernels.forward(x, i, chunks, weights, settings, ids, combine, scratch, y);
+            }
         }
         if (context.isRecording()) {
             context.save("ids", ids);
@@ -83,10 +89,16 @@ final class MoeSegment implements Segment {
                                 ids,
                                 block.router().experts(),
                                 block.balanceCoefficient());
-        int chunks = block.chunks(x.getShape().get(0));
-        for (int i = 0; i < chunks; i++) {
-            ExpertKernels.backward(
-                    x, i, chunks, g, weights, gradients, settings, balance, ids, combine, dx);
+        long tokens = x.getShape().get(0);
+        int chunks = block.chunks(tokens);
+        try (ExpertScratch scratch =
+                ExpertScratch.backward(
+                        context.manager(), rows(tokens, chunks), settings.topK(), weights)) {
+            for (int i = 0; i < chunks; i++) {
+                ExpertKernels.backward(
+                        x, i, chunks, g, weights, gradients, settings, balance, ids, combine,
+                        scratch, dx);
+            }
         }
         return new NDList(dx);
     }
@@ -99,6 +111,11 @@ final class MoeSegment implements Segment {
     @Override
     public boolean hasTrainableParameters() {
         return parameters().stream().anyMatch(p -> p != null && p.requiresGradient());
+    }
+
+    /** Rows of the largest chunk. */
+    private static long rows(long tokens, int chunks) {
+        return (tokens + chunks - 1) / chunks;
     }
 
     private List<Parameter> parameters() {

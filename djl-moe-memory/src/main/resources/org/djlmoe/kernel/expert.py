@@ -4,6 +4,8 @@
 #            A_gate_up [E, r, H], B_gate_up [E, 2 I, r], A_down [E, r, I], B_down [E, H, r]]
 # gamma is empty for a layer without norm; the last four are empty for experts without adapters (weight + scale * B A).
 # grads has the same order, each empty where the weight is frozen.
+# Rows go through an expert at most `block` at a time, so that scratch, which the caller makes once for all chunks, is as
+# large whatever the router does. wide (F32) and half (the experts' type, or empty) are cut by block_rows.
 
 # The k chosen experts a row. bias [E] (F64, or empty) raises or, with -inf, forbids experts in the ranking alone;
 # the router's own first `protect` choices are never displaced. Ties go to the lower index.
@@ -29,12 +31,38 @@ def combine_weights(self, logits: Tensor, ids: Tensor, renormalize: bool) -> Ten
         return torch.softmax(logits.gather(1, ids), 1)
     return torch.softmax(logits, 1).gather(1, ids)
 
+# n rows of a width in scratch, behind arrays that are `before` numbers wide together.
+def block_rows(self, scratch: Tensor, block: int, before: int, n: int, width: int) -> Tensor:
+    return scratch[block * before:block * before + n * width].view([n, width])
+
+# The rows first to last of the chunk start, start + step, ...
+def chunk_rows(self, x: Tensor, start: int, step: int, first: int, last: int) -> Tensor:
+    return x[start + first * step:start + last * step:step]
+
+def chunk_size(self, x: Tensor, start: int, step: int) -> int:
+    return max(0, (x.size(0) - start + step - 1) // step)
+
+# Normed rows, in scratch; the rows themselves where there is no norm.
+def norm_block(self, x: Tensor, gamma: Tensor, eps: float, h: Tensor) -> Tensor:
+    if gamma.numel() == 0:
+        return x
+    return torch.mul(x, self.row_scale(x, eps), out=h).mul_(gamma)
+
+def row_scale(self, x: Tensor, eps: float) -> Tensor:
+    norm = torch.linalg_vector_norm(x, 2, [1], True)
+    return norm.mul_(norm).div_(x.size(1)).add_(eps).rsqrt_()
+
 # Fills ids [N, k] and combine [N, k] for the rows start, start + step, ... The router always computes in F32.
-def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, renormalize: bool, ids: Tensor, combine: Tensor) -> int:
-    logits = torch.mm(self.rms_norm(x[start::step], weights[0], eps), weights[1].t())
-    chosen = self.select_experts(logits, bias, by_probability, protect, ids.size(1))
-    ids[start::step].copy_(chosen)
-    combine[start::step].copy_(self.combine_weights(logits, chosen, renormalize))
+def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, renormalize: bool, ids: Tensor, combine: Tensor, block: int, wide: Tensor) -> int:
+    rows = self.chunk_size(x, start, step)
+    for first in range(0, rows, block):
+        last = min(rows, first + block)
+        xb = self.chunk_rows(x, start, step, first, last)
+        h = self.norm_block(xb, weights[0], eps, self.block_rows(wide, block, 0, last - first, x.size(1)))
+        logits = torch.mm(h, weights[1].t())
+        chosen = self.select_experts(logits, bias, by_probability, protect, ids.size(1))
+        self.chunk_rows(ids, start, step, first, last).copy_(chosen)
+        self.chunk_rows(combine, start, step, first, last).copy_(self.combine_weights(logits, chosen, renormalize))
     return 0
 
 # Rows that go to each expert: positions in the flat route list (row * k + slot), grouped by expert, and group sizes.
@@ -43,49 +71,139 @@ def group_routes(self, ids: Tensor, experts: int) -> Tuple[Tensor, List[int]]:
     order = torch.argsort(flat, stable=True, dim=0, descending=False)
     return (order, annotate(List[int], torch.bincount(flat, None, experts).tolist()))
 
-def expert_project(self, x: Tensor, w: Tensor, e: int, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    y = self.project(x, w[e])
-    if a.numel() > 0:
-        y.addmm_(torch.mm(x, a[e].t()), b[e].t(), alpha=scale)
-    return y
+# y = x w'; through half where w is of another type
+def product_into(self, x: Tensor, w: Tensor, block: int, half: Tensor, y: Tensor) -> int:
+    if x.dtype == w.dtype:
+        torch.mm(x, w, out=y)
+        return 0
+    xh = self.block_rows(half, block, 0, x.size(0), x.size(1))
+    yh = self.block_rows(half, block, x.size(1), y.size(0), y.size(1))
+    torch.mm(xh.copy_(x), w, out=yh)
+    y.copy_(yh)
+    return 0
 
-# Back through expert_project: adds to the gradients and returns that of x.
-def expert_project_backward(self, g: Tensor, x: Tensor, w: Tensor, e: int, a: Tensor, b: Tensor, scale: float, dw: Tensor, da: Tensor, db: Tensor) -> Tensor:
+# y = x (w + scale b a)'; low [n, r] is scratch
+def expert_project(self, x: Tensor, w: Tensor, e: int, a: Tensor, b: Tensor, scale: float, block: int, half: Tensor, low: Tensor, y: Tensor) -> int:
+    self.product_into(x, w[e].t(), block, half, y)
+    if a.numel() > 0:
+        y.addmm_(torch.mm(x, a[e].t(), out=low), b[e].t(), alpha=scale)
+    return 0
+
+# dx = g (w + scale b a)
+def expert_project_back(self, g: Tensor, w: Tensor, e: int, a: Tensor, b: Tensor, scale: float, block: int, half: Tensor, low: Tensor, dx: Tensor) -> int:
+    self.product_into(g, w[e], block, half, dx)
+    if a.numel() > 0:
+        dx.addmm_(torch.mm(g, b[e], out=low), a[e], alpha=scale)
+    return 0
+
+# Adds to the gradients of w, a and b.
+def expert_gradients(self, g: Tensor, x: Tensor, e: int, a: Tensor, b: Tensor, scale: float, low: Tensor, dw: Tensor, da: Tensor, db: Tensor) -> int:
     if dw.numel() > 0:
         dw[e].addmm_(g.t(), x)
-    dx = self.project_back(g, w[e])
-    if a.numel() > 0:
-        gb = torch.mm(g, b[e])
-        if db.numel() > 0:
-            db[e].addmm_(g.t(), torch.mm(x, a[e].t()), alpha=scale)
-        if da.numel() > 0:
-            da[e].addmm_(gb.t(), x, alpha=scale)
-        dx.addmm_(gb, a[e], alpha=scale)
-    return dx
+    if db.numel() > 0:
+        db[e].addmm_(g.t(), torch.mm(x, a[e].t(), out=low), alpha=scale)
+    if da.numel() > 0:
+        da[e].addmm_(torch.mm(g, b[e], out=low).t(), x, alpha=scale)
+    return 0
 
-# y rows start, start + step, ... = residual * x + experts. One expert at a time, so that the largest buffer is that of
-# the busiest expert of the chunk.
-def experts_forward(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, scale: float, residual: bool, ids: Tensor, combine: Tensor, y: Tensor) -> int:
-    experts = weights[2].size(0)
+# Replaces rows [n, H] of one expert by alpha * expert(rows). Scratch: 2 I for gate and up, r for adapters.
+def block_forward(self, rows: Tensor, alpha: Tensor, e: int, weights: List[Tensor], scale: float, block: int, wide: Tensor, half: Tensor) -> int:
+    n = rows.size(0)
     inner = weights[3].size(2)
-    k = ids.size(1)
-    xc = x[start::step]
-    h = self.rms_norm(xc, weights[0], eps)
-    yc = xc.clone(memory_format=0) if residual else torch.zeros(xc.size(), dtype=xc.dtype, device=xc.device)
-    order, counts = self.group_routes(ids[start::step], experts)
-    rows = torch.floor_divide(order, k)
-    alpha = combine[start::step].reshape(-1).index_select(0, order).unsqueeze(1)
+    gu = self.block_rows(wide, block, 0, n, inner * 2)
+    low = self.block_rows(wide, block, inner * 2, n, self.rank(weights))
+    self.expert_project(rows, weights[2], e, weights[4], weights[5], scale, block, half, low, gu)
+    act = torch.silu_(gu[:, :inner]).mul_(gu[:, inner:])
+    self.expert_project(act, weights[3], e, weights[6], weights[7], scale, block, half, low, rows)
+    rows.mul_(alpha)
+    return 0
+
+# Replaces the gradients g [n, H] of block_forward's outputs by those of its rows, adds to the weights' gradients and
+# fills dalpha [n]. Overwrites rows. Recomputes gate and up, not down: the gradient of a combine weight is
+# <down' g, activation>. Scratch: 2 I for gate and up, 3 I, r for adapters.
+def block_backward(self, rows: Tensor, g: Tensor, alpha: Tensor, dalpha: Tensor, e: int, weights: List[Tensor], grads: List[Tensor], scale: float, block: int, wide: Tensor, half: Tensor) -> int:
+    n = rows.size(0)
+    inner = weights[3].size(2)
+    gu = self.block_rows(wide, block, 0, n, inner * 2)
+    gate = gu[:, :inner]
+    up = gu[:, inner:]
+    dact = self.block_rows(wide, block, inner * 2, n, inner)
+    sil = self.block_rows(wide, block, inner * 3, n, inner)
+    act = self.block_rows(wide, block, inner * 4, n, inner)
+    low = self.block_rows(wide, block, inner * 5, n, self.rank(weights))
+    self.expert_project(rows, weights[2], e, weights[4], weights[5], scale, block, half, low, gu)
+    self.expert_project_back(g, weights[3], e, weights[6], weights[7], scale, block, half, low, dact)
+    torch.silu(gate, out=sil)
+    torch.mul(sil, up, out=act)
+    # Combine weights scale rows and gradients of width H, and leave dact without them: <dact, act> is the gradient of
+    # the combine weight itself.
+    g.mul_(alpha)
+    self.expert_gradients(g, act, e, weights[6], weights[7], scale, low, grads[3], grads[6], grads[7])
+    torch.mul(dact, up, out=act)
+    torch.mul(dact, sil, out=up)
+    torch.sum(sil.mul_(act), [1], out=dalpha)
+    torch.silu_backward(act, gate, grad_input=gate)
+    rows.mul_(alpha)
+    self.expert_gradients(gu, rows, e, weights[4], weights[5], scale, low, grads[2], grads[4], grads[5])
+    self.expert_project_back(gu, weights[2], e, weights[4], weights[5], scale, block, half, low, g)
+    g.mul_(alpha)
+    return 0
+
+def rank(self, weights: List[Tensor]) -> int:
+    return weights[4].size(1) if weights[4].numel() > 0 else 0
+
+# Replaces rows [R, H], grouped by expert, counts[e] of each, by alpha [R, 1] * expert(rows).
+def grouped_forward(self, rows: Tensor, counts: List[int], alpha: Tensor, weights: List[Tensor], scale: float, block: int, wide: Tensor, half: Tensor) -> int:
     first = 0
-    for e in range(experts):
-        last = first + counts[e]
-        if last > first:
-            r = rows[first:last]
-            gu = self.expert_project(h.index_select(0, r), weights[2], e, weights[4], weights[5], scale)
-            act = torch.silu(gu[:, :inner]).mul_(gu[:, inner:])
-            o = self.expert_project(act, weights[3], e, weights[6], weights[7], scale)
-            yc.index_add_(0, r, o.mul_(alpha[first:last]))
-        first = last
-    y[start::step].copy_(yc)
+    for e in range(weights[2].size(0)):
+        for a, b in self.pieces(first, counts[e], block):
+            self.block_forward(rows[a:b], alpha[a:b], e, weights, scale, block, wide, half)
+        first += counts[e]
+    return 0
+
+# Back through grouped_forward; rows are its inputs. Both are overwritten, g by the gradients of the rows.
+def grouped_backward(self, rows: Tensor, g: Tensor, counts: List[int], alpha: Tensor, dalpha: Tensor, weights: List[Tensor], grads: List[Tensor], scale: float, block: int, wide: Tensor, half: Tensor) -> int:
+    first = 0
+    for e in range(weights[2].size(0)):
+        for a, b in self.pieces(first, counts[e], block):
+            self.block_backward(rows[a:b], g[a:b], alpha[a:b], dalpha[a:b], e, weights, grads, scale, block, wide, half)
+        first += counts[e]
+    return 0
+
+# Bounds of the rows first ... first + count in as few equal pieces of at most block rows as there can be.
+def pieces(self, first: int, count: int, block: int) -> List[Tuple[int, int]]:
+    bounds = annotate(List[Tuple[int, int]], [])
+    n = (count + block - 1) // block
+    for i in range(n):
+        bounds.append((first + count * i // n, first + count * (i + 1) // n))
+    return bounds
+
+# Token and combine weight of each route of a chunk, grouped by expert.
+def chunk_routes(self, start: int, step: int, ids: Tensor, combine: Tensor, experts: int) -> Tuple[Tensor, Tensor, Tensor, List[int]]:
+    order, counts = self.group_routes(ids[start::step], experts)
+    token = torch.floor_divide(order, ids.size(1)).mul_(step).add_(start)
+    alpha = combine[start::step].reshape(-1).index_select(0, order).unsqueeze(1)
+    return (order, token, alpha, counts)
+
+# y rows start, start + step, ... = residual * x + experts. Scratch: as block_forward, and behind it H for rows.
+def experts_forward(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, scale: float, residual: bool, ids: Tensor, combine: Tensor, block: int, wide: Tensor, half: Tensor, y: Tensor) -> int:
+    yc = y[start::step]
+    if residual:
+        yc.copy_(x[start::step])
+    else:
+        yc.zero_()
+    order, token, alpha, counts = self.chunk_routes(start, step, ids, combine, weights[2].size(0))
+    before = weights[3].size(2) * 2 + self.rank(weights)
+    first = 0
+    for e in range(weights[2].size(0)):
+        for a, b in self.pieces(first, counts[e], block):
+            t = token[a:b]
+            rows = self.block_rows(wide, block, before, b - a, x.size(1))
+            torch.index_select(x, 0, t, out=rows)
+            self.norm_block(rows, weights[0], eps, rows)
+            self.block_forward(rows, alpha[a:b], e, weights, scale, block, wide, half)
+            y.index_add_(0, t, rows)
+        first += counts[e]
     return 0
 
 # Gradient of the router's probabilities under the balance loss coef * E * sum over e of f_e P_e, with f_e the routes to
@@ -113,54 +231,62 @@ def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renorm
     dp = torch.zeros_like(logits).scatter_(1, ids, dcombine)
     return p * (dp - (p * dp).sum(1, True))
 
-# Recomputes gate and up, not down: the gradient of a combine weight is <down' g, activation>.
-def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dbalance: Tensor, ids: Tensor, combine: Tensor, dx: Tensor) -> int:
-    experts = weights[2].size(0)
-    inner = weights[3].size(2)
-    k = ids.size(1)
-    xc = x[start::step]
-    gc = g[start::step].contiguous()
-    h = self.rms_norm(xc, weights[0], eps)
-    idc = ids[start::step]
-    order, counts = self.group_routes(idc, experts)
-    rows = torch.floor_divide(order, k)
-    alpha = combine[start::step].reshape(-1).index_select(0, order).unsqueeze(1)
-    dh = torch.zeros_like(h)
+# Scratch: as block_backward, and behind it H for rows and H for gradients.
+def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dbalance: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor, half: Tensor, dx: Tensor) -> int:
+    hidden = x.size(1)
+    # until the norm, dx holds the gradient of the normed rows
+    dx[start::step].zero_()
+    order, token, alpha, counts = self.chunk_routes(start, step, ids, combine, weights[2].size(0))
+    before = weights[3].size(2) * 5 + self.rank(weights)
     dalpha = torch.empty([order.size(0)], dtype=x.dtype, device=x.device)
     first = 0
-    for e in range(experts):
-        last = first + counts[e]
-        if last > first:
-            r = rows[first:last]
-            xs = h.index_select(0, r)
-            gu = self.expert_project(xs, weights[2], e, weights[4], weights[5], scale)
-            gate = gu[:, :inner]
-            up = gu[:, inner:]
-            sig = torch.sigmoid(gate)
-            sil = gate * sig
-            act = sil * up
-            w = alpha[first:last]
-            # The combine weight scales the activation here, not the gradient, so that dact comes out without it:
-            # <dact, act> is the gradient of the combine weight itself.
-            dact = self.expert_project_backward(gc.index_select(0, r), act * w, weights[3], e, weights[6], weights[7], scale, grads[3], grads[6], grads[7])
-            dalpha[first:last].copy_((act * dact).sum(1))
-            dact.mul_(w)
-            dgu = torch.empty_like(gu)
-            torch.mul(dact, sil, out=dgu[:, inner:])
-            # silu'(z) = sig + silu (1 - sig)
-            torch.mul(dact.mul_(up), sil.mul_(torch.rsub(sig, 1)).add_(sig), out=dgu[:, :inner])
-            dh.index_add_(0, r, self.expert_project_backward(dgu, xs, weights[2], e, weights[4], weights[5], scale, grads[2], grads[4], grads[5]))
-        first = last
-    dcombine = torch.empty_like(dalpha).index_copy_(0, order, dalpha).reshape([-1, k])
-    logits = torch.mm(h, weights[1].t())
-    dlogits = self.logits_backward(logits, idc, dcombine, renormalize, dbalance)
-    self.accumulate(grads[1], dlogits, h, 1.0)
-    dh.addmm_(dlogits, weights[1])
-    dxc = self.rms_norm_backward(xc, weights[0], eps, dh, grads[0])
-    if residual:
-        dxc = dxc + gc
-    dx[start::step].copy_(dxc)
+    for e in range(weights[2].size(0)):
+        for a, b in self.pieces(first, counts[e], block):
+            t = token[a:b]
+            rows = self.block_rows(wide, block, before, b - a, hidden)
+            torch.index_select(x, 0, t, out=rows)
+            self.norm_block(rows, weights[0], eps, rows)
+            gs = self.block_rows(wide, block, before + hidden, b - a, hidden)
+            torch.index_select(g, 0, t, out=gs)
+            self.block_backward(rows, gs, alpha[a:b], dalpha[a:b], e, weights, grads, scale, block, wide, half)
+            dx.index_add_(0, t, gs)
+        first += counts[e]
+    dcombine = torch.empty_like(dalpha).index_copy_(0, order, dalpha).reshape([-1, ids.size(1)])
+    total = dcombine.size(0)
+    for first in range(0, total, block):
+        last = min(total, first + block)
+        xb = self.chunk_rows(x, start, step, first, last)
+        d = self.chunk_rows(dx, start, step, first, last)
+        h = self.norm_block(xb, weights[0], eps, self.block_rows(wide, block, 0, last - first, hidden))
+        logits = torch.mm(h, weights[1].t())
+        dlogits = self.logits_backward(logits, self.chunk_rows(ids, start, step, first, last), dcombine[first:last], renormalize, dbalance)
+        self.accumulate(grads[1], dlogits, h, 1.0)
+        d.addmm_(dlogits, weights[1])
+        self.norm_block_backward(xb, weights[0], eps, d, grads[0], block, wide)
+        if residual:
+            d.add_(self.chunk_rows(g, start, step, first, last))
     return 0
+
+# Turns d, the gradient of normed rows, into that of the rows; adds to dgamma unless that is empty.
+def norm_block_backward(self, x: Tensor, gamma: Tensor, eps: float, d: Tensor, dgamma: Tensor, block: int, wide: Tensor) -> int:
+    if gamma.numel() == 0:
+        return 0
+    xhat = self.block_rows(wide, block, 0, x.size(0), x.size(1))
+    product = self.block_rows(wide, block, x.size(1), x.size(0), x.size(1))
+    rstd = self.row_scale(x, eps)
+    torch.mul(x, rstd, out=xhat)
+    if dgamma.numel() > 0:
+        dgamma.add_(torch.mul(d, xhat, out=product).sum(0))
+    d.mul_(gamma)
+    mean = torch.mul(d, xhat, out=product).mean(-1, True)
+    d.sub_(xhat.mul_(mean)).mul_(rstd)
+    return 0
+
+# Scratch of as many numbers; half is of the experts' type, and empty if that is F32.
+def experts_scratch(self, weights: List[Tensor], wide: int, half: int) -> Tuple[Tensor, Tensor]:
+    w = weights[3]
+    n = 0 if w.dtype == 6 else half
+    return (torch.empty([wide], dtype=6, device=w.device), torch.empty([n], dtype=w.dtype, device=w.device))
 
 # The plain twins of the above, of operations that autograd differentiates, unbounded: router, then experts.
 # numbers = [by_probability, protect, renormalize, k]; returns ids and combine weights

@@ -17,6 +17,7 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.training.GradientCollector;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.EnumMap;
 import java.util.EnumSet;
 import java.util.List;
@@ -123,6 +124,18 @@ class ExpertKernelsTest {
             Set<Weights> frozen,
             Selection selection,
             Map<Weights, NDArray> given) {
+        long rows = (layer.tokens + chunks - 1) / chunks;
+        return run(layer, chunks, frozen, selection, given, rows);
+    }
+
+    /** With scratch that was made for chunks of so many rows. */
+    private Run run(
+            Layer layer,
+            int chunks,
+            Set<Weights> frozen,
+            Selection selection,
+            Map<Weights, NDArray> given,
+            long rows) {
         Run run = new Run();
         List<NDArray> weights = new ArrayList<>();
         List<NDArray> gradients = new ArrayList<>();
@@ -149,13 +162,18 @@ class ExpertKernelsTest {
         run.combine = manager.full(routes, Float.NaN);
         run.y = manager.full(x.getShape(), Float.NaN);
         run.dx = manager.full(x.getShape(), Float.NaN);
+        ExpertScratch scratch = ExpertScratch.forward(manager, rows, settings.topK(), weights);
         for (int i = 0; i < chunks; i++) {
-            ExpertKernels.route(x, i, chunks, weights, settings, selection, run.ids, run.combine);
+            ExpertKernels.route(
+                    x, i, chunks, weights, settings, selection, run.ids, run.combine, scratch);
         }
         for (int i = 0; i < chunks; i++) {
-            ExpertKernels.forward(x, i, chunks, weights, settings, run.ids, run.combine, run.y);
+            ExpertKernels.forward(
+                    x, i, chunks, weights, settings, run.ids, run.combine, scratch, run.y);
         }
+        scratch.close();
         dirtyMemory(manager);
+        scratch = ExpertScratch.backward(manager, rows, settings.topK(), weights);
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.backward(
                     x,
@@ -168,6 +186,7 @@ class ExpertKernelsTest {
                     TorchKernels.nothing(),
                     run.ids,
                     run.combine,
+                    scratch,
                     run.dx);
         }
         return run;
@@ -284,6 +303,140 @@ class ExpertKernelsTest {
                 "combine");
     }
 
+    /** Experts get more rows than go through them at a time, in pieces of unequal sizes. */
+    @ParameterizedTest
+    @CsvSource({"1, 1, 0", "2, 1, 0", "3, 2, 3", "5, 1, 2", "12, 3, 0"})
+    void forwardAndBackward_blocksSmallerThanTheChunk_equalTheReference(
+            int block, int chunks, int rank) {
+        Layer layer = layer(23, 3, 2, rank, true, true);
+        Selection selection = new Selection(TorchKernels.nothing(), false, 0);
+        Run run = run(layer, chunks, Set.of(), selection, Map.of(), block);
+        assertEqual(layer.reference(), run, BOUND);
+    }
+
+    /** The gradient that autograd sends back from a sum is one number without memory of its own. */
+    @Test
+    void backward_gradientWithoutStrides_equalsTheReference() {
+        Layer layer = layer(13, 4, 2, 0, true, true);
+        Arrays.fill(layer.dy, 1);
+        Run run = run(layer, 2, EnumSet.allOf(Weights.class));
+        NDArray g = manager.ones(new Shape(1, 1)).broadcast(13, 6);
+        List<NDArray> weights = weights(layer);
+        ExpertKernels.backward(
+                array(manager, layer.x, 13, 6),
+                0,
+                1,
+                g,
+                weights,
+                Collections.nCopies(8, TorchKernels.nothing()),
+                layer.kernelSettings(),
+                TorchKernels.nothing(),
+                run.ids,
+                run.combine,
+                ExpertScratch.backward(manager, 13, 2, weights),
+                run.dx);
+        assertClose(layer.reference().dx(), run.dx, BOUND, "dx");
+    }
+
+    private List<NDArray> weights(Layer layer) {
+        List<NDArray> weights = new ArrayList<>();
+        for (Weights w : Weights.values()) {
+            double[] numbers = layer.weights.get(w);
+            weights.add(
+                    numbers == null
+                            ? TorchKernels.nothing()
+                            : array(manager, numbers, layer.settings.shape(w)));
+        }
+        return weights;
+    }
+
+    /** Rows that are grouped already: one expert a row, all of them with one combine weight. */
+    @ParameterizedTest
+    @ValueSource(ints = {2, 9})
+    void forwardRowsAndBackwardRows_groupedRows_equalTheReference(int block) {
+        Layer layer =
+                new Layer(new NaiveMoe.Settings(6, 5, 4, 1, 2, 0, 1.5, false, false), 9, false, 21);
+        // experts 0 to 3 get four rows, none, two and three
+        int[] expert = {0, 0, 0, 0, 2, 2, 3, 3, 3};
+        NaiveMoe.Result expected =
+                layer.reference(
+                        new Function<>() {
+                            private int next;
+
+                            @Override
+                            public int[] apply(double[] logits) {
+                                return new int[] {expert[next++]};
+                            }
+                        });
+        List<NDArray> weights = weights(layer);
+        List<NDArray> gradients = new ArrayList<>();
+        weights.forEach(w -> gradients.add(w.size() == 0 ? w : manager.zeros(w.getShape())));
+        double[] combine =
+                Arrays.stream(expected.combine()).flatMapToDouble(Arrays::stream).toArray();
+        NDArray alpha = array(manager, combine, 9, 1);
+        long[] counts = {4, 0, 2, 3};
+        NDArray rows = array(manager, layer.x, 9, 6);
+        ExpertKernels.forwardRows(
+                rows,
+                counts,
+                alpha,
+                weights,
+                layer.kernelSettings(),
+                ExpertScratch.forward(manager, block, 1, weights));
+        assertClose(expected.y(), rows, BOUND, "y");
+
+        NDArray g = array(manager, layer.dy, 9, 6);
+        NDArray dcombine = manager.full(new Shape(9), Float.NaN);
+        ExpertKernels.backwardRows(
+                array(manager, layer.x, 9, 6),
+                g,
+                counts,
+                alpha,
+                dcombine,
+                weights,
+                gradients,
+                layer.kernelSettings(),
+                ExpertScratch.backward(manager, block, 1, weights));
+        for (Weights w : EnumSet.range(Weights.GATE_UP, Weights.DOWN_B)) {
+            assertClose(
+                    expected.gradients().get(w), gradients.get(w.ordinal()), BOUND, w.toString());
+        }
+        // Through the softmax of all experts, backward goes on to the router and to the rows.
+        double[] router = layer.weights.get(Weights.ROUTER);
+        double[] dx = g.toType(DataType.FLOAT64, true).toDoubleArray();
+        for (int t = 0; t < 9; t++) {
+            double[] p = softmax(router, layer.x, t);
+            double d = dcombine.getFloat(t) * combine[t];
+            for (int e = 0; e < 4; e++) {
+                double dlogit = d * ((e == expert[t] ? 1 : 0) - p[e]);
+                for (int h = 0; h < 6; h++) {
+                    dx[6 * t + h] += dlogit * router[6 * e + h];
+                }
+            }
+        }
+        assertClose(expected.dx(), array(manager, dx, 9, 6), BOUND, "dx");
+    }
+
+    private static double[] softmax(double[] router, double[] x, int t) {
+        double[] z = new double[4];
+        for (int e = 0; e < 4; e++) {
+            for (int h = 0; h < 6; h++) {
+                z[e] += router[6 * e + h] * x[6 * t + h];
+            }
+        }
+        double sum = Arrays.stream(z).map(Math::exp).sum();
+        return Arrays.stream(z).map(v -> Math.exp(v) / sum).toArray();
+    }
+
+    @Test
+    void blockRows_anyRouting_isTheEvenShareOfTheChunk() {
+        assertEquals(1024, ExpertScratch.blockRows(4096, 4, 16));
+        assertEquals(512, ExpertScratch.blockRows(4096, 2, 64));
+        assertEquals(100, ExpertScratch.blockRows(100, 2, 64));
+        assertEquals(4096, ExpertScratch.blockRows(4096, 4, 4));
+        assertEquals(1, ExpertScratch.blockRows(0, 2, 4));
+    }
+
     @Test
     void route_duplicatedRouterRows_lowerIndexFirst() {
         // Whole numbers: their sums are exact, so equal rows give equal logits in any order.
@@ -337,10 +490,7 @@ class ExpertKernelsTest {
     void backward_gradientsThatHoldSomething_addedTo() {
         Layer layer = layer(13, 4, 2, 2, true, true);
         Run run = run(layer, 1, Set.of());
-        List<NDArray> weights = new ArrayList<>();
-        for (Weights w : Weights.values()) {
-            weights.add(array(manager, layer.weights.get(w), layer.settings.shape(w)));
-        }
+        List<NDArray> weights = weights(layer);
         ExpertKernels.backward(
                 array(manager, layer.x, 13, 6),
                 0,
@@ -352,6 +502,7 @@ class ExpertKernelsTest {
                 TorchKernels.nothing(),
                 run.ids,
                 run.combine,
+                ExpertScratch.backward(manager, 13, 2, weights),
                 run.dx);
         NaiveMoe.Result expected = layer.reference();
         run.gradients.forEach(
