@@ -48,8 +48,13 @@ public final class Checkpointed implements Block {
         this.block = block;
     }
 
-    Block wrapped() {
-        return block;
+    /** The block inside, however often it is wrapped. */
+    static Block unwrap(Block block) {
+        Block actual = block;
+        while (actual instanceof Checkpointed) {
+            actual = ((Checkpointed) actual).block;
+        }
+        return actual;
     }
 
     @Override

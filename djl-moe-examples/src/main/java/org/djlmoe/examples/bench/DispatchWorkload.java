@@ -50,7 +50,10 @@ public final class DispatchWorkload implements Workload {
                 settings.name().equals(PIPELINED)
                         ? settings.number("chunks")
                         : Integer.parseInt(settings.name().substring(1));
-        weights = new ArrayList<>(Collections.nCopies(8, TorchKernels.nothing()));
+        weights =
+                new ArrayList<>(
+                        Collections.nCopies(
+                                ExpertKernels.Weights.values().length, TorchKernels.nothing()));
         weights.set(ExpertKernels.Weights.ROUTER.ordinal(), problem.router);
         stack();
         for (NDArray weight : weights) {
@@ -104,7 +107,16 @@ public final class DispatchWorkload implements Workload {
             try (ExpertScratch scratch = ExpertScratch.forward(pass, rows, problem.topK, weights)) {
                 for (int i = 0; i < chunks; i++) {
                     ExpertKernels.route(
-                            problem.x, i, chunks, weights, settings, selection, ids, combine,
+                            problem.x,
+                            i,
+                            chunks,
+                            weights,
+                            settings,
+                            selection,
+                            TorchKernels.nothing(),
+                            TorchKernels.nothing(),
+                            ids,
+                            combine,
                             scratch);
                 }
                 for (int i = 0; i < chunks; i++) {
@@ -124,6 +136,7 @@ public final class DispatchWorkload implements Workload {
                             weights,
                             gradients,
                             settings,
+                            TorchKernels.nothing(),
                             TorchKernels.nothing(),
                             ids,
                             combine,
