@@ -29,16 +29,16 @@ import org.djlmoe.routing.RoutingStatistics;
  * A Mixture-of-Experts feed-forward layer with bounded memory: {@code y = x + experts(norm(x))},
  * norm and residual optional.
  *
- * <p>The idea: everything in the layer is token-wise, so the whole of it runs chunk by chunk in
- * both directions. Under a {@code BoundedTrainer} it keeps its input and the routing (k ids and
- * weights a token) until backward, which repeats norm, gate and up projection and skips the down
- * projection. Routing is never repeated: repeated routing that picks other experts is a silent
- * error.
+ * <p>The idea: everything in the layer is token-wise, so the whole of it runs on a part of the rows
+ * at a time, in both directions. Under a {@code BoundedTrainer} it keeps its input and the routing
+ * (k ids and weights a token) until backward, which repeats norm, gate and up projection and skips
+ * the down projection. Routing is never repeated: repeated routing that picks other experts is a
+ * silent error.
  *
  * <p>Bound above inputs, outputs and weights, whatever the router does: 2 I + H numbers forward and
  * 5 I + 2 H backward for each of {@code max(512, c k / E)} rows, with c tokens a chunk; and k ids
- * and weights a token. A chunk takes every K-th token. Shared experts run in the same memory; if
- * they are wider than I, their width counts in place of I. No token is ever dropped.
+ * and weights a token with their order by expert. Shared experts run in the same memory; if they
+ * are wider than I, their width counts in place of I. No token is ever dropped.
  *
  * <p>Two losses keep the router in order, computed in every forward pass of training: the balance
  * loss E * sum f_e P_e, with f_e the number of routes to expert e a token and P_e its mean
@@ -264,6 +264,12 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
      */
     public int chunks(long tokens) {
         return ChunkSchedule.numChunks(tokens, chunkTokens, maxChunks);
+    }
+
+    /** Returns the tokens of the largest chunk. */
+    long chunkRows(long tokens) {
+        int chunks = chunks(tokens);
+        return (tokens + chunks - 1) / chunks;
     }
 
     @Override

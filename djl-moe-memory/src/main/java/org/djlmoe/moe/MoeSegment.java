@@ -16,7 +16,10 @@ import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.TorchKernels;
 
 /**
- * One pass of a {@link MoeBlock}: router over all tokens, then the experts chunk by chunk.
+ * One pass of a {@link MoeBlock}: router over all tokens, then the experts one after the other,
+ * each on blocks of its rows. The block is what an even router gives an expert of a chunk; chunks
+ * need no other order where nothing is exchanged, and so a weight and its gradient stay in the
+ * cache while all of their rows go by.
  *
  * <p>Input: [..., H]. Outputs: the same shape, and balance loss and z-loss, () each, if the block
  * hands them out. The losses have true gradients: backward takes those of the two outputs, and in
@@ -64,19 +67,13 @@ final class MoeSegment implements Segment {
         NDArray y = manager.create(x.getShape());
         List<NDArray> weights = weights(x);
         ExpertKernels.Selection selection = block.router().selection(manager);
-        int chunks = block.chunks(tokens);
         try (ExpertScratch scratch =
                 ExpertScratch.forward(
-                        context.manager(), rows(tokens, chunks), settings.topK(), weights)) {
-            for (int i = 0; i < chunks; i++) {
-                ExpertKernels.route(
-                        x, i, chunks, weights, settings, selection, counted, sums, ids, combine,
-                        scratch);
-            }
+                        context.manager(), block.chunkRows(tokens), settings.topK(), weights)) {
+            ExpertKernels.route(
+                    x, 0, 1, weights, settings, selection, counted, sums, ids, combine, scratch);
             block.router().observe(ids);
-            for (int i = 0; i < chunks; i++) {
-                ExpertKernels.forward(x, i, chunks, weights, settings, ids, combine, scratch, y);
-            }
+            ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
         }
         NDList outputs = new NDList(y.reshape(inputs.head().getShape()));
         if (wantsLosses()) {
@@ -119,16 +116,12 @@ final class MoeSegment implements Segment {
                         ? context.get("mask")
                         : TorchKernels.nothing();
         NDArray losses = lossGradients(context, outputGradients);
-        long tokens = x.getShape().get(0);
-        int chunks = block.chunks(tokens);
+        long rows = block.chunkRows(x.getShape().get(0));
         try (ExpertScratch scratch =
-                ExpertScratch.backward(
-                        context.manager(), rows(tokens, chunks), settings.topK(), weights)) {
-            for (int i = 0; i < chunks; i++) {
-                ExpertKernels.backward(
-                        x, i, chunks, g, weights, gradients, settings, losses, counted, ids,
-                        combine, scratch, dx);
-            }
+                ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
+            ExpertKernels.backward(
+                    x, 0, 1, g, weights, gradients, settings, losses, counted, ids, combine,
+                    scratch, dx);
         }
         return new NDList(dx.reshape(inputs.head().getShape()));
     }
@@ -199,11 +192,6 @@ final class MoeSegment implements Segment {
     private static NDArray rows(NDArray array) {
         Shape shape = array.getShape();
         return shape.dimension() == 2 ? array : array.reshape(-1, shape.getLastDimension());
-    }
-
-    /** Rows of the largest chunk. */
-    private static long rows(long tokens, int chunks) {
-        return (tokens + chunks - 1) / chunks;
     }
 
     private List<Parameter> parameters() {

@@ -4,6 +4,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
@@ -18,8 +19,8 @@ import org.djlmoe.kernel.TorchKernels;
 
 /**
  * Loss and gradients of a Mixture-of-Experts layer on one rank, as {@code MoeBlock} runs it under a
- * tape: in K chunks. With one chunk every expert gets its rows of all tokens at once, as far as
- * they are no more than the even share.
+ * tape with K chunks. With one chunk an expert gets all of its rows at once, as far as they are no
+ * more than the even share.
  *
  * <p>Output, gradients and weights are resident, so that what is measured is what the layer needs
  * beyond them.
@@ -28,6 +29,8 @@ public final class DispatchWorkload implements Workload {
 
     static final String STOCK = "stock";
     static final String PIPELINED = "pipelined";
+
+    private static final int LOSS_PARTS = 64;
 
     private final DispatchProblem problem;
     private final int chunks;
@@ -105,58 +108,54 @@ public final class DispatchWorkload implements Workload {
             NDArray ids = pass.create(routes, DataType.INT64);
             NDArray combine = pass.create(routes);
             try (ExpertScratch scratch = ExpertScratch.forward(pass, rows, problem.topK, weights)) {
-                for (int i = 0; i < chunks; i++) {
-                    ExpertKernels.route(
-                            problem.x,
-                            i,
-                            chunks,
-                            weights,
-                            settings,
-                            selection,
-                            TorchKernels.nothing(),
-                            TorchKernels.nothing(),
-                            ids,
-                            combine,
-                            scratch);
-                }
-                for (int i = 0; i < chunks; i++) {
-                    ExpertKernels.forward(
-                            problem.x, i, chunks, weights, settings, ids, combine, scratch, y);
-                }
+                ExpertKernels.route(
+                        problem.x,
+                        0,
+                        1,
+                        weights,
+                        settings,
+                        selection,
+                        TorchKernels.nothing(),
+                        TorchKernels.nothing(),
+                        ids,
+                        combine,
+                        scratch);
+                ExpertKernels.forward(problem.x, 0, 1, weights, settings, ids, combine, scratch, y);
             }
-            meanSquare(pass);
+            meanSquare();
             try (ExpertScratch scratch =
                     ExpertScratch.backward(pass, rows, problem.topK, weights)) {
-                for (int i = 0; i < chunks; i++) {
-                    ExpertKernels.backward(
-                            problem.x,
-                            i,
-                            chunks,
-                            dy,
-                            weights,
-                            gradients,
-                            settings,
-                            TorchKernels.nothing(),
-                            TorchKernels.nothing(),
-                            ids,
-                            combine,
-                            scratch,
-                            dx);
-                }
+                ExpertKernels.backward(
+                        problem.x,
+                        0,
+                        1,
+                        dy,
+                        weights,
+                        gradients,
+                        settings,
+                        TorchKernels.nothing(),
+                        TorchKernels.nothing(),
+                        ids,
+                        combine,
+                        scratch,
+                        dx);
             }
         }
     }
 
-    /** The loss, and its gradient in the array that is there for it. */
-    private void meanSquare(NDManager pass) {
-        long size = y.size();
-        NDArray flat = y.reshape(size);
-        flat.attach(pass);
-        NDArray square = flat.dot(flat);
-        square.attach(pass);
-        loss = square.getFloat() / size;
-        y.copyTo(dy);
-        dy.muli(2.0 / size);
+    /** The loss, some rows at a time, and its gradient in the array that is there for it. */
+    private void meanSquare() {
+        double sum = 0;
+        int step = Math.max(1, problem.tokens / LOSS_PARTS);
+        for (int start = 0; start < problem.tokens; start += step) {
+            NDIndex rows = new NDIndex().addSliceDim(start, Math.min(problem.tokens, start + step));
+            try (NDManager part = problem.manager.newSubManager()) {
+                sum += y.get(part, rows).square().sum().getFloat();
+            }
+        }
+        loss = (float) (sum / y.size());
+        // DJL's copyTo goes through a buffer of that size
+        dy.muli(0).addi(y).muli(2.0 / y.size());
     }
 
     @Override
