@@ -76,7 +76,10 @@ final class ToyMoe {
         return sum;
     }
 
-    /** What does not depend on the mask: the exponentials of a token's logits, each expert's output, the target. */
+    /**
+     * What does not depend on the mask: the exponentials of a token's logits, each expert's output,
+     * the target.
+     */
     private record Token(double[] weights, double[][] outputs, double[] target) {}
 
     private List<Token> batch() {
@@ -110,8 +113,7 @@ final class ToyMoe {
             double total = total(token.weights, chosen);
             for (int[] ran : new int[][] {chosen, best(token.weights, kept, false, excluded)}) {
                 for (int e : ran) {
-                    factors[e] +=
-                            token.weights[e] / total * (inner(g, token.outputs[e]) - mean);
+                    factors[e] += token.weights[e] / total * (inner(g, token.outputs[e]) - mean);
                 }
             }
         }
