@@ -95,7 +95,7 @@ record CheckpointFolder(Path path, MoeConfig config) {
                             + " has no "
                             + ExpertPrior.FILE);
         }
-        SelectionPrior chosen =
+        return own.withPrior(
                 hard
                         ? SelectionPrior.hardMask()
                         : own.prior().isHardMask()
@@ -104,8 +104,7 @@ record CheckpointFolder(Path path, MoeConfig config) {
                                         own.prior().form(),
                                         beta,
                                         own.prior().protectedTop(),
-                                        own.prior().logitRange());
-        return new ExpertPrior(own.mask(), chosen);
+                                        own.prior().logitRange()));
     }
 
     private static double beta(String text) {
