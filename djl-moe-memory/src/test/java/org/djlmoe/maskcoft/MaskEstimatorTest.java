@@ -10,6 +10,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.LongStream;
 import org.djlmoe.routing.ExpertMask;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestReporter;
@@ -32,6 +33,8 @@ class MaskEstimatorTest {
     /** Straight through, an expert below the cut stays there; scores of draws credit it. */
     @Test
     void toy_twoUsefulExpertsBelowTheCut_plackettLuceAdmitsBoth(TestReporter reporter) {
+        // Nothing would be shown where the best mask drops one of them.
+        assertTrue(LongStream.range(0, 100).allMatch(ToyMoe::bestMaskKeepsBoth));
         Map<String, Integer> shares = ToyMoe.shares();
         shares.forEach((name, n) -> reporter.publishEntry(name, n + " of 100"));
         int best = shares.get(MaskEstimator.plackettLuce().toString());
