@@ -4,6 +4,7 @@ import ai.djl.engine.Engine;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.function.Predicate;
 import org.djlmoe.data.PackedBatches;
@@ -40,6 +41,7 @@ public final class CoAdaptation {
     private final ExpertMask mask;
     private final SelectionPrior softPrior;
     private final double softShare;
+    private final List<Double> logitRanges;
     private final boolean trainRouters;
     private final int rank;
     private final double alpha;
@@ -54,6 +56,7 @@ public final class CoAdaptation {
         mask = builder.mask;
         softPrior = builder.softPrior;
         softShare = builder.softShare;
+        logitRanges = builder.logitRanges;
         trainRouters = builder.trainRouters;
         rank = builder.rank;
         alpha = builder.alpha;
@@ -124,6 +127,11 @@ public final class CoAdaptation {
                     SelectionPrior prior = step == softFrom ? softPrior : SelectionPrior.hardMask();
                     new ExpertPrior(mask, SelectionPrior.hardMask())
                             .withWeights(weights)
+                            .withLogitRanges(
+                                    logitRanges == null
+                                            ? Collections.nCopies(
+                                                    mask.numLayers(), prior.logitRange())
+                                            : logitRanges)
                             .withPrior(prior)
                             .apply(model.decoder());
                 }
@@ -145,6 +153,7 @@ public final class CoAdaptation {
         private PackedBatches batches;
         private ExpertMask mask;
         private SelectionPrior softPrior;
+        private List<Double> logitRanges;
         private boolean trainRouters = true;
 
         Builder() {
@@ -210,6 +219,18 @@ public final class CoAdaptation {
         public Builder optSoftPrior(SelectionPrior prior, double share) {
             softPrior = prior;
             softShare = share;
+            return this;
+        }
+
+        /**
+         * Sets the logit range of every layer for a soft prior of the scaled form. Default: the
+         * prior's own in all of them.
+         *
+         * @param value D a layer, see {@link LogitRanges}
+         * @return this builder
+         */
+        public Builder optLogitRanges(List<Double> value) {
+            logitRanges = value;
             return this;
         }
 

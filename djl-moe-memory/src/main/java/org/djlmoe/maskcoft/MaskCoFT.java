@@ -3,13 +3,13 @@ package org.djlmoe.maskcoft;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.routing.ExpertMask;
-import org.djlmoe.routing.MaskedWeights;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
@@ -65,20 +65,27 @@ public final class MaskCoFT {
     /**
      * What came out. The adapters are still attached, the routers rank by their own logits.
      *
-     * @param mask the learned mask
+     * @param hard the learned mask as a hard prior, with what other strengths need
      * @param theta the mask logits, [layers, experts]
      * @param maskLosses mean loss of the samples of every mask step
      * @param losses loss of every training step
      * @param sweep the betas that were tried, and the chosen one
-     * @param weights where combine weights came from under a hard mask
      */
     public record Result(
-            ExpertMask mask,
+            ExpertPrior hard,
             double[][] theta,
             double[] maskLosses,
             float[] losses,
-            PriorSweep sweep,
-            MaskedWeights weights) {
+            PriorSweep sweep) {
+
+        /**
+         * Returns the learned mask.
+         *
+         * @return the mask
+         */
+        public ExpertMask mask() {
+            return hard.mask();
+        }
 
         /**
          * Returns the prior to serve with.
@@ -86,9 +93,7 @@ public final class MaskCoFT {
          * @return mask and chosen beta
          */
         public ExpertPrior prior() {
-            return new ExpertPrior(mask, SelectionPrior.hardMask())
-                    .withWeights(weights)
-                    .withPrior(sweep.chosen().prior());
+            return hard.withPrior(sweep.chosen().prior());
         }
 
         /**
@@ -167,18 +172,25 @@ public final class MaskCoFT {
                         .optAdapters(settings.rank(), settings.alpha())
                         .optLearningRate(settings.learningRate())
                         .optWeights(settings.weights())
+                        .optLogitRanges(ranges())
                         .optSeed(settings.seed())
                         .build()
                         .run(
                                 (step, steps, tokens, loss) ->
                                         listener.step(Stage.ADAPT, step, steps, tokens, loss));
-        return new Result(
-                mask,
-                learning.theta(),
-                maskLosses,
-                losses,
-                sweep(mask, listener),
-                settings.weights());
+        // Measured again: the routers have trained.
+        ExpertPrior hard =
+                new ExpertPrior(mask, SelectionPrior.hardMask())
+                        .withWeights(settings.weights())
+                        .withLogitRanges(ranges());
+        return new Result(hard, learning.theta(), maskLosses, losses, sweep(hard, listener));
+    }
+
+    /** D of every layer where the form asks for it. */
+    private List<Double> ranges() {
+        return settings.form() == SelectionPrior.Form.SCALED
+                ? LogitRanges.measure(model, validation)
+                : Collections.nCopies(model.decoder().config().numLayers(), 1.0);
     }
 
     /**
@@ -202,10 +214,8 @@ public final class MaskCoFT {
                 .build();
     }
 
-    private PriorSweep sweep(ExpertMask mask, Listener listener) {
+    private PriorSweep sweep(ExpertPrior hard, Listener listener) {
         List<ExpertPrior> priors = new ArrayList<>();
-        ExpertPrior hard =
-                new ExpertPrior(mask, SelectionPrior.hardMask()).withWeights(settings.weights());
         settings.betas().forEach(beta -> priors.add(hard.withPrior(settings.prior(beta))));
         List<PriorSweep.Point> points =
                 PriorSweep.measure(

@@ -198,11 +198,10 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
     }
 
     /**
-     * Sets the form of the prior: additive, or as a bias of probabilities, whose betas are at most
-     * about 1. Default: additive. The scaled form is set up by hand, for it needs the range of
-     * every layer's logits.
+     * Sets the form of the prior: what betas are added to, and so what they mean. The scaled form's
+     * ranges are measured on the validation text. Default: additive.
      *
-     * @param value additive or probability
+     * @param value the form
      * @return this builder
      */
     public B optForm(SelectionPrior.Form value) {
@@ -293,10 +292,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
                     "betas has %s: each must be 0 or above, or infinity",
                     beta);
         }
-        Checks.require(
-                form == SelectionPrior.Form.ADDITIVE || form == SelectionPrior.Form.PROBABILITY,
-                "form is %s: set additive or probability",
-                form);
+        Checks.require(form != null, "form is null: name one of SelectionPrior.Form");
         return new MaskCoFTSettings(this);
     }
 }

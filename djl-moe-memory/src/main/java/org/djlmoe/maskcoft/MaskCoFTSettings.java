@@ -102,9 +102,11 @@ public final class MaskCoFTSettings {
 
     /** The prior of a strength. */
     SelectionPrior prior(double beta) {
-        return form == SelectionPrior.Form.PROBABILITY
-                ? SelectionPrior.probability(beta)
-                : SelectionPrior.additive(beta);
+        return switch (form) {
+            case ADDITIVE -> SelectionPrior.additive(beta);
+            case SCALED -> SelectionPrior.scaled(beta, 1);
+            case PROBABILITY -> SelectionPrior.probability(beta);
+        };
     }
 
     /**
@@ -263,7 +265,7 @@ public final class MaskCoFTSettings {
     /**
      * Returns the form of the prior.
      *
-     * @return additive or probability
+     * @return the form
      */
     public SelectionPrior.Form form() {
         return form;

@@ -93,6 +93,10 @@ public final class MaskCoFTStages extends TrainingListenerAdapter {
     public static MaskCoFTStages attach(
             List<MoeBlock> layers, NDManager manager, MaskCoFTSettings settings) {
         Checks.require(!layers.isEmpty(), "MaskCoFT needs at least one MoE layer");
+        Checks.require(
+                settings.form() != SelectionPrior.Form.SCALED,
+                "form is SCALED: the range of a layer's logits is not known in a loop of one's own;"
+                        + " use ADDITIVE or PROBABILITY");
         int experts = layers.get(0).router().experts();
         int topK = layers.get(0).router().topK();
         MaskBlocks masks =

@@ -2,6 +2,7 @@ package org.djlmoe.moe;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
@@ -11,6 +12,7 @@ import java.util.List;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.kernel.ExpertKernels;
+import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.routing.MaskLogits;
 
@@ -54,6 +56,9 @@ final class MoeSegment implements Segment {
             ExpertKernels.route(x, i, chunks, weights, settings, selection, ids, combine);
         }
         block.router().observe(ids);
+        if (block.router().logitObserver() != null) {
+            showLogits(x, weights);
+        }
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.forward(x, i, chunks, weights, settings, ids, combine, y);
         }
@@ -135,6 +140,19 @@ final class MoeSegment implements Segment {
             }
         }
         return new NDList(dx);
+    }
+
+    private void showLogits(NDArray x, List<NDArray> weights) {
+        try (NDManager scope = x.getManager().newSubManager()) {
+            scope.tempAttachAll(x);
+            NDArray gamma = weights.get(ExpertKernels.Weights.NORM.ordinal());
+            NDArray h = gamma.size() == 0 ? x : NormKernels.rmsNormPlain(x, gamma, block.eps());
+            NDArray router = weights.get(ExpertKernels.Weights.ROUTER.ordinal());
+            try (NDArray transposed = router.transpose();
+                    NDArray logits = h.matMul(transposed)) {
+                block.router().logitObserver().accept(logits);
+            }
+        }
     }
 
     /** How many dropped experts a row run for their gradient. */

@@ -10,6 +10,7 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.util.PairList;
+import java.util.function.Consumer;
 import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.TorchKernels;
 
@@ -39,6 +40,7 @@ public final class Router extends AbstractBlock {
     private int protectedTop;
     private float[] outside;
     private RoutingObserver observer;
+    private Consumer<NDArray> logitObserver;
     private MaskLogits mask;
 
     /**
@@ -194,6 +196,25 @@ public final class Router extends AbstractBlock {
         if (observer != null) {
             observer.chosen(ids);
         }
+    }
+
+    /**
+     * Sets who sees the logits of every bounded forward pass of a {@code MoeBlock}, one under a
+     * tape or without gradients. They are computed a second time for it, for all tokens at once.
+     *
+     * @param value is given F32 [N, E], closed afterwards; null for nobody
+     */
+    public void setLogitObserver(Consumer<NDArray> value) {
+        logitObserver = value;
+    }
+
+    /**
+     * Returns who sees the logits.
+     *
+     * @return the observer, or null for nobody
+     */
+    public Consumer<NDArray> logitObserver() {
+        return logitObserver;
     }
 
     /**

@@ -15,6 +15,7 @@ import java.io.IOException;
 import java.nio.FloatBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -402,7 +403,7 @@ class MaskCoFTTest {
                 bad("temperature", b -> b.optTemperature(0)),
                 bad("maskLearningRate", b -> b.optMaskLearningRate(0)),
                 bad("weights", b -> b.optWeights(null)),
-                bad("form", b -> b.optForm(SelectionPrior.Form.SCALED)),
+                bad("form", b -> b.optForm(null)),
                 bad("maskSteps", b -> b.optMaskSteps(-1)),
                 bad("maskSamples", b -> b.optMaskSamples(1)),
                 bad("steps", b -> b.optSteps(0)),
@@ -569,6 +570,57 @@ class MaskCoFTTest {
         assertThrows(IllegalArgumentException.class, () -> scaled.withWeights(MaskedWeights.KEPT));
         assertThrows(
                 IllegalArgumentException.class, () -> scaled.withLogitRanges(List.of(1.0, 0.0)));
+    }
+
+    /** D by a router whose logits are known: those of the norm's output. */
+    @Test
+    void logitRanges_measured_areThoseOfTheRoutersLogits() {
+        try (LanguageModel model = model()) {
+            List<Double> ranges = LogitRanges.measure(model, text().sequential(20));
+            Router router = model.decoder().moeBlocks().get(1).router();
+            List<double[]> rows = new ArrayList<>();
+            router.setLogitObserver(
+                    logits -> {
+                        float[] z = logits.toFloatArray();
+                        for (int at = 0; at < z.length; at += EXPERTS) {
+                            double[] row = new double[EXPERTS];
+                            for (int e = 0; e < EXPERTS; e++) {
+                                row[e] = z[at + e];
+                            }
+                            rows.add(row);
+                        }
+                    });
+            List<int[]> chosen = new ArrayList<>();
+            router.setObserver(
+                    ids -> {
+                        long[] flat = ids.toLongArray();
+                        for (int at = 0; at < flat.length; at += 2) {
+                            chosen.add(new int[] {(int) flat[at], (int) flat[at + 1]});
+                        }
+                    });
+            // Not by an evaluation, which sets observers of its own.
+            text().sequential(20).forEach(model::loss);
+            assertEquals(rows.size(), chosen.size());
+            assertEquals(
+                    SelectionPrior.meanLogitRange(rows.toArray(double[][]::new)),
+                    ranges.get(1),
+                    1e-9);
+            // They are the logits that the router ranks by.
+            for (int t = 0; t < rows.size(); t++) {
+                int[] own = SelectionPrior.additive(0).select(rows.get(t), new boolean[EXPERTS], 2);
+                assertArrayEquals(own, chosen.get(t));
+            }
+            router.setLogitObserver(null);
+            router.setObserver(null);
+            MaskCoFT.Result result =
+                    recipe(model, b -> b.optForm(SelectionPrior.Form.SCALED).optBetas(List.of(0.5)))
+                            .run((stage, step, steps, tokens, loss) -> {});
+            assertEquals(SelectionPrior.Form.SCALED, result.prior().prior().form());
+            assertEquals(2, result.prior().logitRanges().stream().distinct().count());
+            assertEquals(
+                    LogitRanges.measure(model, text().sample(20, 10)),
+                    result.prior().logitRanges());
+        }
     }
 
     /** One beta means the same in layers of different scale. */
