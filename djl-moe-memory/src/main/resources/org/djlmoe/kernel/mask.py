@@ -26,9 +26,9 @@ def excluded_gradient(self, x: Tensor, start: int, step: int, g: Tensor, weights
         last = first + counts[e]
         if last > first:
             r = rows[first:last]
-            gu = self.expert_project(h.index_select(0, r), weights[2], e, weights[4], weights[5], scale)
-            act = torch.silu(gu[:, :inner]).mul_(gu[:, inner:])
-            o = self.expert_project(act, weights[3], e, weights[6], weights[7], scale)
+            gu = self.expert_project_plain(h.index_select(0, r), weights[2][e], weights[4], weights[5], e, scale)
+            act = torch.silu(gu[:, :inner]) * gu[:, inner:]
+            o = self.expert_project_plain(act, weights[3][e], weights[6], weights[7], e, scale)
             sorted[first:last].copy_(o.mul_(gc.index_select(0, r)).sum(1))
         first = last
     dw = torch.empty_like(sorted).index_copy_(0, order, sorted).reshape([-1, extra])
