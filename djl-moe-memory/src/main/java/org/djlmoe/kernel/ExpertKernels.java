@@ -27,7 +27,7 @@ import java.util.List;
 public final class ExpertKernels {
 
     private static final TorchKernels KERNELS =
-            TorchKernels.load(ExpertKernels.class, "norm.py", "expert.py");
+            TorchKernels.load(ExpertKernels.class, "norm.py", "expert.py", "mask.py");
 
     private ExpertKernels() {}
 
@@ -66,18 +66,21 @@ public final class ExpertKernels {
      * @param protect how many of the router's own first choices no bias displaces
      * @param balance F64 [E], added to the probabilities in the ranking alone, those of the logits
      *     with the bias if that goes to the logits; or {@link TorchKernels#nothing}
+     * @param outside F32 [E], negative infinity for the experts that the softmax of the combine
+     *     weights leaves out and 0 for the others, or {@link TorchKernels#nothing}
      */
-    public record Selection(NDArray bias, boolean byProbability, int protect, NDArray balance) {
+    public record Selection(
+            NDArray bias, boolean byProbability, int protect, NDArray balance, NDArray outside) {
 
         /**
-         * A ranking without balance.
+         * A ranking without balance, with combine weights from the softmax over all experts.
          *
          * @param bias F64 [E] or {@link TorchKernels#nothing}
          * @param byProbability whether the bias is added to probabilities and not to logits
          * @param protect how many of the router's own first choices no bias displaces
          */
         public Selection(NDArray bias, boolean byProbability, int protect) {
-            this(bias, byProbability, protect, TorchKernels.nothing());
+            this(bias, byProbability, protect, TorchKernels.nothing(), TorchKernels.nothing());
         }
     }
 
@@ -133,6 +136,7 @@ public final class ExpertKernels {
                 selection.byProbability(),
                 selection.protect(),
                 selection.balance(),
+                selection.outside(),
                 settings.renormalize(),
                 mask,
                 sums,
@@ -195,10 +199,13 @@ public final class ExpertKernels {
      * @param losses from {@link #routerLossGradients}, or {@link TorchKernels#nothing}
      * @param mask [N], 0 for the rows that do not count in the router's losses, or {@link
      *     TorchKernels#nothing}
+     * @param outside of the forward pass's {@link Selection}
      * @param ids INT64 [N, topK] of the forward pass
      * @param combine [N, topK] of the forward pass
      * @param scratch of a backward pass, of any number of rows
      * @param dx [N, H], the chunk's rows are filled
+     * @param dcombine gradient of the combine weights [N, topK], the chunk's rows are filled, or
+     *     {@link TorchKernels#nothing}
      */
     public static void backward(
             NDArray x,
@@ -210,10 +217,12 @@ public final class ExpertKernels {
             Settings settings,
             NDArray losses,
             NDArray mask,
+            NDArray outside,
             NDArray ids,
             NDArray combine,
             ExpertScratch scratch,
-            NDArray dx) {
+            NDArray dx,
+            NDArray dcombine) {
         KERNELS.run(
                 "experts_backward",
                 x,
@@ -228,12 +237,90 @@ public final class ExpertKernels {
                 settings.renormalize(),
                 losses,
                 mask,
+                outside,
                 ids,
                 combine,
                 scratch.block(),
                 scratch.wide(),
                 scratch.half(),
-                dx);
+                dx,
+                dcombine);
+    }
+
+    /**
+     * Adds the gradient of the factors that the combine weights carry under a mask that is learnt
+     * straight through: for a chosen expert w (dw - sum over the row of w dw) where the weights are
+     * divided by their sum, w dw where not; for any other exactly nothing.
+     *
+     * @param ids INT64 [N, topK] of the forward pass
+     * @param combine [N, topK] of the forward pass
+     * @param dcombine [N, topK] from {@link #backward}
+     * @param settings the layer's settings
+     * @param sums F64 [E], added to
+     */
+    public static void maskGradient(
+            NDArray ids, NDArray combine, NDArray dcombine, Settings settings, NDArray sums) {
+        KERNELS.run("mask_gradient", ids, combine, dcombine, settings.renormalize(), sums);
+    }
+
+    /**
+     * Adds that gradient for dropped experts: on every row of a chunk the best of them run to learn
+     * what they would have added, though they take no part in the output.
+     *
+     * @param x [N, H]
+     * @param start first row of the chunk
+     * @param step distance of its rows
+     * @param g gradient of the output [N, H]
+     * @param weights the layer's weights
+     * @param settings the layer's settings
+     * @param selection the forward pass's, a hard mask
+     * @param extra how many dropped experts run a row, 1 to the number of dropped ones
+     * @param ids INT64 [N, topK] of the forward pass
+     * @param combine [N, topK] of the forward pass
+     * @param dcombine [N, topK] from {@link #backward}
+     * @param sums F64 [E], added to
+     */
+    public static void excludedGradient(
+            NDArray x,
+            int start,
+            int step,
+            NDArray g,
+            List<NDArray> weights,
+            Settings settings,
+            Selection selection,
+            int extra,
+            NDArray ids,
+            NDArray combine,
+            NDArray dcombine,
+            NDArray sums) {
+        KERNELS.run(
+                "excluded_gradient",
+                x,
+                start,
+                step,
+                g,
+                weights,
+                settings.eps(),
+                settings.adapterScale(),
+                selection.bias(),
+                selection.outside(),
+                extra,
+                settings.renormalize(),
+                ids,
+                combine,
+                dcombine,
+                sums);
+    }
+
+    /**
+     * Passes the gradient of the factors on to the mask logits: {@code gradient += slopes * sums}.
+     *
+     * @param sums F64 [E], d loss / d factor
+     * @param slopes F64 [E], d factor / d logit
+     * @param gradient [E], added to
+     */
+    public static void maskLogitsGradient(NDArray sums, NDArray slopes, NDArray gradient) {
+        KERNELS.run("mask_logits_gradient", sums, slopes, gradient);
     }
 
     /**
@@ -371,10 +458,18 @@ public final class ExpertKernels {
      * @param router [E, H]
      * @param settings the layer's settings
      * @param selection how experts are ranked
+     * @param maskLogits [E] of a mask that is learnt straight through: every combine weight carries
+     *     a factor of value 1; {@link TorchKernels#nothing} without such a mask
+     * @param slopes d factor / d logit, F64 [E], or {@link TorchKernels#nothing}
      * @return ids INT64 [N, topK] and combine weights [N, topK]
      */
     public static NDList routePlain(
-            NDArray h, NDArray router, Settings settings, Selection selection) {
+            NDArray h,
+            NDArray router,
+            Settings settings,
+            Selection selection,
+            NDArray maskLogits,
+            NDArray slopes) {
         NDManager manager = h.getManager();
         try (NDArray numbers =
                 manager.create(
@@ -391,7 +486,10 @@ public final class ExpertKernels {
                     router,
                     selection.bias(),
                     selection.balance(),
-                    numbers);
+                    selection.outside(),
+                    numbers,
+                    maskLogits,
+                    slopes);
         }
     }
 

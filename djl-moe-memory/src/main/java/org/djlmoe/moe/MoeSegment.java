@@ -13,7 +13,9 @@ import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.ExpertScratch;
+import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.kernel.TorchKernels;
+import org.djlmoe.routing.MaskLogits;
 
 /**
  * One pass of a {@link MoeBlock}: router over all tokens, then the experts one after the other,
@@ -32,6 +34,7 @@ final class MoeSegment implements Segment {
     private final NDArray mask;
     private final boolean training;
     private final ExpertKernels.Settings settings;
+    private int excluded;
 
     /**
      * @param mask which tokens count in losses and statistics, 0 for those that do not; or nothing
@@ -73,6 +76,9 @@ final class MoeSegment implements Segment {
             ExpertKernels.route(
                     x, 0, 1, weights, settings, selection, counted, sums, ids, combine, scratch);
             block.router().observe(ids);
+            if (block.router().logitObserver() != null) {
+                showLogits(x, weights);
+            }
             ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
         }
         NDList outputs = new NDList(y.reshape(inputs.head().getShape()));
@@ -91,6 +97,18 @@ final class MoeSegment implements Segment {
                 context.save("sums", sums);
                 if (counted.size() > 0) {
                     context.save("mask", counted);
+                }
+            }
+            if (selection.outside().size() > 0) {
+                // Copies: arrays from values point into Java's memory.
+                context.save("outside", selection.outside().duplicate());
+            }
+            MaskLogits mask = block.router().mask();
+            if (training && mask != null && mask.trains()) {
+                context.save("slopes", mask.slopes(x.getManager()));
+                excluded = excluded(mask, selection);
+                if (excluded > 0) {
+                    context.save("bias", selection.bias().duplicate());
                 }
             }
         }
@@ -116,14 +134,55 @@ final class MoeSegment implements Segment {
                         ? context.get("mask")
                         : TorchKernels.nothing();
         NDArray losses = lossGradients(context, outputGradients);
-        long rows = block.chunkRows(x.getShape().get(0));
+        NDArray outside = context.find("outside").orElseGet(TorchKernels::nothing);
+        NDArray slopes = context.find("slopes").orElse(null);
+        NDArray dcombine =
+                slopes == null ? TorchKernels.nothing() : x.getManager().create(combine.getShape());
+        long tokens = x.getShape().get(0);
+        long rows = block.chunkRows(tokens);
         try (ExpertScratch scratch =
                 ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
             ExpertKernels.backward(
-                    x, 0, 1, g, weights, gradients, settings, losses, counted, ids, combine,
-                    scratch, dx);
+                    x, 0, 1, g, weights, gradients, settings, losses, counted, outside, ids,
+                    combine, scratch, dx, dcombine);
+        }
+        if (slopes != null) {
+            maskBackward(context, x, g, weights, outside, slopes, ids, combine, dcombine);
         }
         return new NDList(context.handOver(dx.reshape(inputs.head().getShape())));
+    }
+
+    /** Gradient of the mask logits, added to theirs. */
+    private void maskBackward(
+            SegmentContext context,
+            NDArray x,
+            NDArray g,
+            List<NDArray> weights,
+            NDArray outside,
+            NDArray slopes,
+            NDArray ids,
+            NDArray combine,
+            NDArray dcombine) {
+        NDArray logits =
+                parameterStore.getValue(block.router().mask().logits(), x.getDevice(), training);
+        NDArray gradient = context.gradient(logits);
+        if (gradient == null) {
+            return;
+        }
+        NDArray sums = x.getManager().zeros(new Shape(block.router().experts()), DataType.FLOAT64);
+        ExpertKernels.maskGradient(ids, combine, dcombine, settings, sums);
+        if (excluded > 0) {
+            ExpertKernels.Selection selection =
+                    new ExpertKernels.Selection(
+                            context.get("bias"), false, 0, TorchKernels.nothing(), outside);
+            int chunks = block.chunks(x.getShape().get(0));
+            for (int i = 0; i < chunks; i++) {
+                ExpertKernels.excludedGradient(
+                        x, i, chunks, g, weights, settings, selection, excluded, ids, combine,
+                        dcombine, sums);
+            }
+        }
+        ExpertKernels.maskLogitsGradient(sums, slopes, gradient);
     }
 
     /** For the kernels: the factors of the two losses are their gradients. */
@@ -139,6 +198,31 @@ final class MoeSegment implements Segment {
                 ? TorchKernels.nothing()
                 : ExpertKernels.routerLossGradients(
                         context.manager(), context.get("sums"), factors[0], factors[1]);
+    }
+
+    private void showLogits(NDArray x, List<NDArray> weights) {
+        try (NDManager scope = x.getManager().newSubManager()) {
+            scope.tempAttachAll(x);
+            NDArray gamma = weights.get(ExpertKernels.Weights.NORM.ordinal());
+            NDArray h = gamma.size() == 0 ? x : NormKernels.rmsNormPlain(x, gamma, block.eps());
+            NDArray router = weights.get(ExpertKernels.Weights.ROUTER.ordinal());
+            try (NDArray transposed = router.transpose();
+                    NDArray logits = h.matMul(transposed)) {
+                block.router().logitObserver().accept(logits);
+            }
+        }
+    }
+
+    /** How many dropped experts a row run for their gradient. */
+    private int excluded(MaskLogits mask, ExpertKernels.Selection selection) {
+        if (mask.excluded() == 0 || selection.bias().size() == 0) {
+            return 0;
+        }
+        int dropped = 0;
+        for (double added : selection.bias().toDoubleArray()) {
+            dropped += added == Double.NEGATIVE_INFINITY ? 1 : 0;
+        }
+        return Math.min(mask.excluded(), dropped);
     }
 
     @Override
@@ -168,7 +252,9 @@ final class MoeSegment implements Segment {
 
     @Override
     public boolean hasTrainableParameters() {
-        return parameters().stream().anyMatch(p -> p != null && p.requiresGradient());
+        MaskLogits mask = block.router().mask();
+        return (mask != null && mask.trains())
+                || parameters().stream().anyMatch(p -> p != null && p.requiresGradient());
     }
 
     /** Whether the router's losses are computed; statistics come from the same sums. */

@@ -12,6 +12,7 @@ import ai.djl.training.initializer.Initializer;
 import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.util.PairList;
 import java.util.Arrays;
+import java.util.function.Consumer;
 import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.TorchKernels;
 
@@ -21,7 +22,8 @@ import org.djlmoe.kernel.TorchKernels;
  * <p>Logits and softmax are computed in F32: in half precision, logits that differ by a thousandth
  * tie, and tokens flip to other experts. Ties go to the lower index. Combine weights are gathered
  * from the softmax over <i>all</i> experts, whatever a mask or a prior does to the ranking, and are
- * divided by their sum if the model does so.
+ * divided by their sum if the model does so; {@link MaskedWeights#KEPT} is the other rule for hard
+ * masks.
  *
  * <p>With a bias update rate u the router balances its load without a loss: a bias an expert is
  * added to the probabilities in the ranking, and after every step it moves by u up for an expert
@@ -52,7 +54,10 @@ public final class Router extends AbstractBlock {
     private double[] bias;
     private boolean byProbability;
     private int protectedTop;
+    private float[] outside;
     private RoutingObserver observer;
+    private Consumer<NDArray> logitObserver;
+    private MaskLogits mask;
     private final double biasUpdateRate;
     private final Parameter balanceBias;
     private final long[] load;
@@ -132,6 +137,21 @@ public final class Router extends AbstractBlock {
      * @throws IllegalArgumentException if a hard mask keeps fewer than k experts
      */
     public void setPrior(boolean[] kept, SelectionPrior prior) {
+        setPrior(kept, prior, MaskedWeights.ALL);
+    }
+
+    /**
+     * Ranks the kept experts of this layer higher, or allows no others.
+     *
+     * @param kept one flag an expert
+     * @param prior how strongly; {@link SelectionPrior#hardMask()} allows no others
+     * @param weights where the combine weights come from; {@link MaskedWeights#KEPT} goes with a
+     *     hard mask alone
+     * @throws IllegalArgumentException if a hard mask keeps fewer than k experts, or a soft prior
+     *     would take its weights from the kept experts
+     */
+    public void setPrior(boolean[] kept, SelectionPrior prior, MaskedWeights weights) {
+        weights.check(prior);
         if (kept.length != experts) {
             throw new IllegalArgumentException(
                     "The mask has " + kept.length + " experts, the router has " + experts);
@@ -158,6 +178,14 @@ public final class Router extends AbstractBlock {
         bias = prior.beta() == 0 ? null : added;
         byProbability = prior.form() == SelectionPrior.Form.PROBABILITY && !prior.isHardMask();
         protectedTop = Math.min(prior.protectedTop(), topK);
+        outside = null;
+        // Weights that are divided by their sum are the same under both rules.
+        if (weights == MaskedWeights.KEPT && !renormalize) {
+            outside = new float[experts];
+            for (int e = 0; e < experts; e++) {
+                outside[e] = kept[e] ? 0 : Float.NEGATIVE_INFINITY;
+            }
+        }
     }
 
     /** Ranks by the router's own logits again. */
@@ -165,6 +193,39 @@ public final class Router extends AbstractBlock {
         bias = null;
         byProbability = false;
         protectedTop = 0;
+        outside = null;
+    }
+
+    /**
+     * Gives the layer a mask that trains through backward. Its parameter must be initialized before
+     * it is used, with the manager of the model.
+     *
+     * @return the mask's logits
+     * @throws IllegalStateException if there is one already
+     */
+    public MaskLogits attachMask() {
+        if (mask != null) {
+            throw new IllegalStateException("This router has mask logits already: detach them");
+        }
+        mask = addChildBlock("mask", new MaskLogits(experts));
+        return mask;
+    }
+
+    /**
+     * Returns the mask that trains.
+     *
+     * @return the mask's logits, or null if there are none
+     */
+    public MaskLogits mask() {
+        return mask;
+    }
+
+    /** Drops the mask that trains; the prior stays as it is. */
+    public void detachMask() {
+        if (mask != null) {
+            children.clear();
+            mask = null;
+        }
     }
 
     /**
@@ -197,6 +258,25 @@ public final class Router extends AbstractBlock {
     }
 
     /**
+     * Sets who sees the logits of every bounded forward pass of a {@code MoeBlock}, one under a
+     * tape or without gradients. They are computed a second time for it, for all tokens at once.
+     *
+     * @param value is given F32 [N, E], closed afterwards; null for nobody
+     */
+    public void setLogitObserver(Consumer<NDArray> value) {
+        logitObserver = value;
+    }
+
+    /**
+     * Returns who sees the logits.
+     *
+     * @return the observer, or null for nobody
+     */
+    public Consumer<NDArray> logitObserver() {
+        return logitObserver;
+    }
+
+    /**
      * Returns how experts are ranked now, in the form that kernels take.
      *
      * @param manager the owner of the bias
@@ -204,7 +284,9 @@ public final class Router extends AbstractBlock {
      */
     public ExpertKernels.Selection selection(NDManager manager) {
         NDArray added = bias == null ? TorchKernels.nothing() : manager.create(bias);
-        return new ExpertKernels.Selection(added, byProbability, protectedTop, balance(manager));
+        NDArray left = outside == null ? TorchKernels.nothing() : manager.create(outside);
+        return new ExpertKernels.Selection(
+                added, byProbability, protectedTop, balance(manager), left);
     }
 
     private NDArray balance(NDManager manager) {
@@ -320,10 +402,28 @@ public final class Router extends AbstractBlock {
         NDArray w = parameterStore.getValue(weight, hidden.getDevice(), training);
         ExpertKernels.Settings settings =
                 new ExpertKernels.Settings(topK, 0, 0, false, renormalize);
+        NDArray logits = TorchKernels.nothing();
+        NDArray slopes = TorchKernels.nothing();
+        if (training && mask != null && mask.trains()) {
+            if (mask.excluded() > 0) {
+                throw new IllegalStateException(
+                        "Running excluded experts for their gradient needs a BoundedTrainer");
+            }
+            logits = parameterStore.getValue(mask.logits(), hidden.getDevice(), true);
+            slopes = mask.slopes(hidden.getManager());
+        }
         NDList chosen =
-                ExpertKernels.routePlain(hidden, w, settings, selection(hidden.getManager()));
+                ExpertKernels.routePlain(
+                        hidden, w, settings, selection(hidden.getManager()), logits, slopes);
         observe(chosen.get(0));
         return chosen;
+    }
+
+    @Override
+    protected void initializeChildBlocks(NDManager manager, DataType dataType, Shape... shapes) {
+        if (mask != null) {
+            mask.initialize(manager, dataType, new Shape(experts));
+        }
     }
 
     @Override

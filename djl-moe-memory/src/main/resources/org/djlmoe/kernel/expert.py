@@ -83,8 +83,9 @@ def mask_rows(self, mask: Tensor, start: int, step: int, first: int, last: int) 
     return self.chunk_rows(mask, start, step, first, last) if mask.numel() > 0 else mask
 
 # Fills ids [N, k] and combine [N, k] for the rows start, start + step, ... The router always computes in F32.
+# outside [E] is empty, or -inf for the experts that the softmax of the combine weights leaves out, 0 for the others.
 # sums (or empty) is added to.
-def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, balance: Tensor, renormalize: bool, mask: Tensor, sums: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor) -> int:
+def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, balance: Tensor, outside: Tensor, renormalize: bool, mask: Tensor, sums: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor) -> int:
     rows = self.chunk_size(x, start, step)
     for first in range(0, rows, block):
         last = min(rows, first + block)
@@ -93,7 +94,7 @@ def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: fl
         logits = torch.mm(h, weights[1].t())
         chosen = self.select_experts(logits, bias, by_probability, protect, balance, ids.size(1))
         self.chunk_rows(ids, start, step, first, last).copy_(chosen)
-        self.chunk_rows(combine, start, step, first, last).copy_(self.combine_weights(logits, chosen, renormalize))
+        self.chunk_rows(combine, start, step, first, last).copy_(self.combine_weights(self.inside(logits, outside), chosen, renormalize))
         if sums.numel() > 0:
             self.add_router_sums(logits, chosen, self.mask_rows(mask, start, step, first, last), sums)
     return 0
@@ -113,6 +114,9 @@ def router_loss_gradients(self, sums: Tensor, balance: float, z: float) -> Tenso
     e = (sums.size(0) - 2) // 2
     n = torch.clamp_min(sums[2 * e + 1:], 1.0)
     return torch.cat([sums[e:2 * e] * (balance * e) / (n * n), torch.reciprocal(n) * z], 0).to(dtype=6)
+
+def inside(self, logits: Tensor, outside: Tensor) -> Tensor:
+    return logits if outside.numel() == 0 else logits + outside
 
 # Rows that go to each expert: positions in the flat route list (row * k + slot), grouped by expert, and group sizes.
 def group_routes(self, ids: Tensor, experts: int) -> Tuple[Tensor, List[int]]:
@@ -310,8 +314,8 @@ def shared_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: 
 
 # Gradient of the router's logits for that of the combine weights of the chosen experts, and for what
 # router_loss_gradients returned, or empty; the latter where the mask (or empty) is not 0.
-def logits_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool, dlosses: Tensor, mask: Tensor) -> Tensor:
-    dlogits = self.combine_backward(logits, ids, dcombine, renormalize)
+def logits_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool, dlosses: Tensor, mask: Tensor, outside: Tensor) -> Tensor:
+    dlogits = self.combine_backward(self.inside(logits, outside), ids, dcombine, renormalize)
     if dlosses.numel() > 0:
         e = logits.size(1)
         p = torch.softmax(logits, 1)
@@ -332,8 +336,9 @@ def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renorm
     dp = torch.zeros_like(logits).scatter_(1, ids, dcombine)
     return p * (dp - (p * dp).sum(1, True))
 
+# reported [N, k] is filled with the gradients of the combine weights, unless it is empty.
 # Scratch: as block_backward, and behind it H for rows and H for gradients.
-def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dlosses: Tensor, mask: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor, half: Tensor, dx: Tensor) -> int:
+def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dlosses: Tensor, mask: Tensor, outside: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor, half: Tensor, dx: Tensor, reported: Tensor) -> int:
     hidden = x.size(1)
     # until the norm, dx holds the gradient of the normed rows
     dx[start::step].zero_()
@@ -354,12 +359,14 @@ def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights:
         first += counts[e]
     self.shared_backward(x, start, step, g, weights, grads, eps, block, wide, half, dx)
     dcombine = torch.empty_like(dalpha).index_copy_(0, order, dalpha).reshape([-1, ids.size(1)])
-    self.router_backward(x, start, step, g, weights, grads, eps, residual, renormalize, dlosses, mask, ids, dcombine, block, wide, dx)
+    if reported.numel() > 0:
+        reported[start::step].copy_(dcombine)
+    self.router_backward(x, start, step, g, weights, grads, eps, residual, renormalize, dlosses, mask, outside, ids, dcombine, block, wide, dx)
     return 0
 
 # The rest of a chunk's backward: router, norm, residual. dx holds the gradient of the normed rows that the experts left,
 # and is replaced by that of the rows. dcombine [n, k] is the chunk's.
-def router_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, residual: bool, renormalize: bool, dlosses: Tensor, mask: Tensor, ids: Tensor, dcombine: Tensor, block: int, wide: Tensor, dx: Tensor) -> int:
+def router_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, residual: bool, renormalize: bool, dlosses: Tensor, mask: Tensor, outside: Tensor, ids: Tensor, dcombine: Tensor, block: int, wide: Tensor, dx: Tensor) -> int:
     hidden = x.size(1)
     total = dcombine.size(0)
     for first in range(0, total, block):
@@ -368,7 +375,7 @@ def router_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: 
         d = self.chunk_rows(dx, start, step, first, last)
         h = self.norm_block(xb, weights[0], eps, self.block_rows(wide, block, 0, last - first, hidden))
         logits = torch.mm(h, weights[1].t())
-        dlogits = self.logits_backward(logits, self.chunk_rows(ids, start, step, first, last), dcombine[first:last], renormalize, dlosses, self.mask_rows(mask, start, step, first, last))
+        dlogits = self.logits_backward(logits, self.chunk_rows(ids, start, step, first, last), dcombine[first:last], renormalize, dlosses, self.mask_rows(mask, start, step, first, last), outside)
         self.accumulate(grads[1], dlogits, h, 1.0)
         d.addmm_(dlogits, weights[1])
         self.norm_block_backward(xb, weights[0], eps, d, grads[0], block, wide)
@@ -398,12 +405,19 @@ def experts_scratch(self, weights: List[Tensor], wide: int, half: int) -> Tuple[
     return (torch.empty([wide], dtype=6, device=w.device), torch.empty([n], dtype=w.dtype, device=w.device))
 
 # The plain twins of the above, of operations that autograd differentiates, unbounded: router, then experts.
-# numbers = [by_probability, protect, renormalize, k]; returns ids and combine weights
-def router_plain(self, h: Tensor, router: Tensor, bias: Tensor, balance: Tensor, numbers: Tensor) -> Tuple[Tensor, Tensor]:
+# numbers = [by_probability, protect, renormalize, k]; theta and slopes [E] of a mask that trains, or empty; returns ids
+# and combine weights
+def router_plain(self, h: Tensor, router: Tensor, bias: Tensor, balance: Tensor, outside: Tensor, numbers: Tensor, theta: Tensor, slopes: Tensor) -> Tuple[Tensor, Tensor]:
     v = annotate(List[float], numbers.tolist())
     logits = torch.mm(h, router.t())
     ids = self.select_experts(logits.detach(), bias, v[0] > 0, int(v[1]), balance, int(v[3]))
-    return (ids, self.combine_weights(logits, ids, v[2] > 0))
+    c = self.combine_weights(self.inside(logits, outside), ids, v[2] > 0)
+    if theta.numel() == 0:
+        return (ids, c)
+    # A factor of value 1 before the weights are divided by their sum (again, where they are already).
+    factor = (theta - theta.detach()) * slopes.to(dtype=6) + 1.0
+    c = c * factor.index_select(0, ids.reshape(-1)).reshape(ids.size())
+    return (ids, c / c.sum(1, True) if v[2] > 0 else c)
 
 # Balance and z loss.
 def router_losses_plain(self, h: Tensor, router: Tensor, ids: Tensor, mask: Tensor) -> Tuple[Tensor, Tensor]:

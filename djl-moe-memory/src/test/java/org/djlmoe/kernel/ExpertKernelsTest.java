@@ -108,6 +108,7 @@ class ExpertKernelsTest {
         NDArray dx;
         NDArray balance;
         NDArray z;
+        NDArray dcombine;
         final Map<Weights, NDArray> gradients = new EnumMap<>(Weights.class);
     }
 
@@ -169,6 +170,7 @@ class ExpertKernelsTest {
         run.combine = manager.full(routes, Float.NaN);
         run.y = manager.full(x.getShape(), Float.NaN);
         run.dx = manager.full(x.getShape(), Float.NaN);
+        run.dcombine = manager.full(routes, Float.NaN);
         NDArray mask = mask(layer.losses);
         NDArray sums = TorchKernels.nothing();
         if (layer.losses != NaiveMoe.Losses.NONE) {
@@ -216,10 +218,12 @@ class ExpertKernelsTest {
                     settings,
                     losses,
                     mask,
+                    selection.outside(),
                     run.ids,
                     run.combine,
                     scratch,
-                    run.dx);
+                    run.dx,
+                    run.dcombine);
         }
         return run;
     }
@@ -485,10 +489,12 @@ class ExpertKernelsTest {
                 layer.kernelSettings(),
                 TorchKernels.nothing(),
                 TorchKernels.nothing(),
+                TorchKernels.nothing(),
                 run.ids,
                 run.combine,
                 ExpertScratch.backward(manager, 13, 2, weights),
-                run.dx);
+                run.dx,
+                TorchKernels.nothing());
         assertClose(layer.reference().dx(), run.dx, BOUND, "dx");
     }
 
@@ -655,10 +661,12 @@ class ExpertKernelsTest {
                 layer.kernelSettings(),
                 TorchKernels.nothing(),
                 TorchKernels.nothing(),
+                TorchKernels.nothing(),
                 run.ids,
                 run.combine,
                 ExpertScratch.backward(manager, 13, 2, weights),
-                run.dx);
+                run.dx,
+                TorchKernels.nothing());
         NaiveMoe.Result expected = layer.reference();
         run.gradients.forEach(
                 (w, gradient) ->
@@ -707,7 +715,9 @@ class ExpertKernelsTest {
                             h,
                             weights.get(Weights.ROUTER),
                             settings,
-                            new Selection(TorchKernels.nothing(), false, 0));
+                            new Selection(TorchKernels.nothing(), false, 0),
+                            TorchKernels.nothing(),
+                            TorchKernels.nothing());
             List<NDArray> list = new ArrayList<>(weights.values()).subList(2, 8);
             NDArray y = ExpertKernels.expertsPlain(h, chosen.get(0), chosen.get(1), list, settings);
             assertArrayEquals(flat(expected.ids()), chosen.get(0).toLongArray());

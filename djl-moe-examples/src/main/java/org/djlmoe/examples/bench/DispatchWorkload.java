@@ -135,10 +135,12 @@ public final class DispatchWorkload implements Workload {
                         settings,
                         TorchKernels.nothing(),
                         TorchKernels.nothing(),
+                        TorchKernels.nothing(),
                         ids,
                         combine,
                         scratch,
-                        dx);
+                        dx,
+                        TorchKernels.nothing());
             }
         }
     }
