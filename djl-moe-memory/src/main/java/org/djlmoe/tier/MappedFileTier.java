@@ -36,7 +36,9 @@ public final class MappedFileTier implements Tier {
 
     private static final TorchKernels KERNELS =
             TorchKernels.load(MappedFileTier.class, "mapped.py");
-    private static final int ZEROS = 1 << 20;
+
+    /** Direct memory is freed late, so there is one for all. */
+    private static final ByteBuffer ZEROS = ByteBuffer.allocateDirect(1 << 16);
 
     /** One array: its file, open for as long as it is mapped. */
     private static final class Region {
@@ -128,7 +130,7 @@ public final class MappedFileTier implements Tier {
         boolean done = false;
         try {
             // Room that was never written could be missing when a mapped page needs it.
-            ByteBuffer zeros = ByteBuffer.allocateDirect((int) Math.min(ZEROS, size));
+            ByteBuffer zeros = ZEROS.duplicate();
             for (long written = 0; written < size; ) {
                 zeros.clear().limit((int) Math.min(zeros.capacity(), size - written));
                 written += file.write(zeros, written);
