@@ -241,8 +241,7 @@ public final class MappedFileTier implements Tier {
         flush();
         boolean gone = true;
         for (Region region : regions.values()) {
-            region.pages.drop();
-            gone &= region.pages.isSupported() && !region.pages.isResident();
+            gone &= region.pages.drop();
         }
         return gone;
     }

@@ -370,11 +370,11 @@ class StateTiersTest {
     @Test
     @EnabledOnOs(OS.LINUX)
     void step_pagesDropped_sameBitsAsInMemory() {
-        int size = 1 << 18;
+        int size = 1 << 21;
         float[][] results = new float[2][];
         MappedFileTier files = new MappedFileTier(folder);
         for (int i = 0; i < 2; i++) {
-            OffloadStreamAdamW.Builder builder = builder().optBucketElements(1 << 16);
+            OffloadStreamAdamW.Builder builder = builder().optBucketElements(1 << 20);
             if (i == 1) {
                 builder.optTier(files);
             }

@@ -69,6 +69,7 @@ final class ChildMain {
             workload.run();
             return String.valueOf((System.nanoTime() - start) / 1e9);
         } else if (line.equals("peak")) {
+            workload.prepare();
             System.gc();
             try (PeakMeter meter = PeakMeter.start()) {
                 workload.run();
