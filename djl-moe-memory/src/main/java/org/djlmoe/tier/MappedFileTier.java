@@ -233,9 +233,10 @@ public final class MappedFileTier implements Tier {
     }
 
     /**
-     * Writes all changes and drops the pages from memory. The next use reads them.
+     * Writes all changes and drops pages from memory. The next use reads them. Linux may keep pages
+     * that were used a moment ago.
      *
-     * @return whether they are gone, which not every operating system allows
+     * @return whether some of each array are gone, which not every operating system allows
      */
     public synchronized boolean drop() {
         flush();
