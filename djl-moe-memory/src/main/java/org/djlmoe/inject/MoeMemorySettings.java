@@ -2,6 +2,7 @@ package org.djlmoe.inject;
 
 import ai.djl.training.tracker.ParameterTracker;
 import ai.djl.training.tracker.Tracker;
+import java.nio.file.Path;
 import java.util.Optional;
 import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.maskcoft.MaskCoFTSettings;
@@ -20,6 +21,7 @@ import org.djlmoe.model.MoeConfig;
  * @param balance coefficient of the routers' balance loss, at least 0
  * @param prior the experts that the routers prefer; empty for none
  * @param maskCoFT how to fine-tune by MaskCoFT; empty for training all weights
+ * @param stateDirectory where the optimizer's state lies in mapped files; empty for memory
  * @param seed decides the weights and the random numbers of segments
  */
 public record MoeMemorySettings(
@@ -33,6 +35,7 @@ public record MoeMemorySettings(
         double balance,
         Optional<ExpertPrior> prior,
         Optional<MaskCoFTSettings> maskCoFT,
+        Optional<Path> stateDirectory,
         long seed) {
 
     /** Checks the ranges. */
@@ -64,6 +67,7 @@ public record MoeMemorySettings(
                 maskCoFT.isEmpty() || maskCoFT.get().estimator().needsBackward(),
                 "maskCoFT has an estimator that learns from forward losses: a trainer takes"
                         + " MaskEstimator.gumbel() or dense()");
+        require(stateDirectory != null, "stateDirectory is null: leave it out for memory");
     }
 
     private static void require(boolean holds, String problem) {
@@ -97,6 +101,7 @@ public record MoeMemorySettings(
         private double balance;
         private ExpertPrior prior;
         private MaskCoFTSettings maskCoFT;
+        private Path stateDirectory;
         private long seed;
 
         private Builder() {}
@@ -216,6 +221,19 @@ public record MoeMemorySettings(
         }
 
         /**
+         * Puts the optimizer's state into mapped files instead of memory. They are gone when the
+         * optimizer is closed.
+         *
+         * @param directory an existing folder on a disk; a bad one is refused when the optimizer is
+         *     made
+         * @return this builder
+         */
+        public Builder optStateDirectory(Path directory) {
+            stateDirectory = directory;
+            return this;
+        }
+
+        /**
          * Sets what decides everything random; 0 by default.
          *
          * @param value the seed
@@ -244,6 +262,7 @@ public record MoeMemorySettings(
                     balance,
                     Optional.ofNullable(prior),
                     Optional.ofNullable(maskCoFT),
+                    Optional.ofNullable(stateDirectory),
                     seed);
         }
     }
