@@ -98,7 +98,7 @@ final class GenerateCommand implements Callable<Integer> {
     @Option(
             names = "--prefetch",
             paramLabel = "WAY",
-            defaultValue = "off",
+            defaultValue = "router",
             description =
                     "What is loaded ahead for the next layer: off, router or frequency (default:"
                             + " ${DEFAULT-VALUE}).")
@@ -227,7 +227,7 @@ final class GenerateCommand implements Callable<Integer> {
             if (target != null) {
                 options.text().printf(Locale.ROOT, "trace written to %s%n", traceFile);
             }
-            options.writeJson(new Report(prompt, options.seed(), settings, figures));
+            options.writeJson(new Report(prompt, options.seed(), Drawing.of(settings), figures));
             return ExitCodes.OK;
         } finally {
             delete(base);
@@ -522,5 +522,24 @@ final class GenerateCommand implements Callable<Integer> {
         }
     }
 
-    record Report(String prompt, long seed, GenerationSettings settings, List<Figures> runs) {}
+    record Drawing(
+            int max_tokens,
+            double temperature,
+            int top_k,
+            double top_p,
+            double repetition_penalty,
+            List<String> stop) {
+
+        static Drawing of(GenerationSettings s) {
+            return new Drawing(
+                    s.maxTokens(),
+                    s.temperature(),
+                    s.topK(),
+                    s.topP(),
+                    s.repetitionPenalty(),
+                    s.stopStrings());
+        }
+    }
+
+    record Report(String prompt, long seed, Drawing drawing, List<Figures> runs) {}
 }
