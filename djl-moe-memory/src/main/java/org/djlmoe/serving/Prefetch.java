@@ -3,7 +3,10 @@ package org.djlmoe.serving;
 import java.util.Arrays;
 import java.util.Locale;
 
-/** What is loaded ahead for the next layer while a layer computes. */
+/**
+ * What is loaded ahead for the next layer while a layer computes a single sequence's next token.
+ * Prompts and batches share their loads and prefetch nothing.
+ */
 public enum Prefetch {
     /** Nothing. */
     OFF,

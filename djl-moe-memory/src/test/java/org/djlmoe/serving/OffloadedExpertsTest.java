@@ -24,7 +24,9 @@ import org.djlmoe.cache.LoadReplay;
 import org.djlmoe.cache.ReplayResult;
 import org.djlmoe.io.SafetensorsException;
 import org.djlmoe.model.MoeConfig;
+import org.djlmoe.reference.ProcessMemory;
 import org.djlmoe.routing.ExpertMask;
+import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -281,6 +283,29 @@ class OffloadedExpertsTest {
                 host.read(2, 5, other);
                 assertEquals(one.clear(), other.clear());
             }
+        }
+    }
+
+    @Test
+    void decode_fourThousandTokens_memoryFlat() throws IOException {
+        Assumptions.assumeTrue(ProcessMemory.isKnown(), "memory is read from /proc");
+        try (FileExpertStore store = FileExpertStore.open(packed, FileExpertStore.Reads.CACHED);
+                IncrementalDecoder decoder =
+                        IncrementalDecoder.load(
+                                folder, offloaded(store, 3).optPrefetch(Prefetch.ROUTER).build());
+                KvCache cache = decoder.newCache(1, 500)) {
+            long before = 0;
+            for (int round = 0; round < 10; round++) {
+                cache.clear();
+                for (int token : ServedModel.tokens(500, round)) {
+                    decoder.decode(cache, token);
+                }
+                if (round == 1) {
+                    before = ProcessMemory.nativeBytes();
+                }
+            }
+            long growth = ProcessMemory.nativeBytes() - before;
+            assertTrue(growth <= 8 << 20, "grew by " + (growth >> 10) + " KiB");
         }
     }
 

@@ -78,6 +78,16 @@ public final class ServedCheckpoint implements AutoCloseable {
         }
     }
 
+    /** An open file needs no name on most systems, and then is gone however the process ends. */
+    private static boolean unlinked(Path file) {
+        try {
+            Files.delete(file);
+            return true;
+        } catch (IOException e) {
+            return false;
+        }
+    }
+
     private static ServedExperts offloaded(
             MoeConfig config, ExpertStore store, ExpertPrior prior, ServingSettings settings) {
         OffloadedExperts.Builder builder =
