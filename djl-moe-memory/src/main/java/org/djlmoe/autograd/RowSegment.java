@@ -31,7 +31,11 @@ public final class RowSegment implements Segment {
     @Override
     public NDList backward(SegmentContext context, NDList inputs, NDList outputGradients) {
         NDList gradients = rows.backward(context, flattened(inputs), flattened(outputGradients));
-        return restored(gradients, inputs);
+        NDList restored = restored(gradients, inputs);
+        if (context.isHandedOver(gradients.head())) {
+            context.handOver(restored.head());
+        }
+        return restored;
     }
 
     @Override

@@ -29,9 +29,10 @@ public interface Segment {
      *
      * @param context the one that {@link #forward} saved to
      * @param inputs the inputs of {@link #forward}
-     * @param outputGradients one a output, null where the output had no influence; they may be
-     *     overwritten
-     * @return one a input, null where the input needs no gradient
+     * @param outputGradients one a output, null where the output had no influence; not to be
+     *     changed, since autograd may have left the same memory as another array's gradient
+     * @return one a input, null where the input needs no gradient; they are copied where they have
+     *     to be kept, unless they are {@linkplain SegmentContext#handOver handed over}
      */
     NDList backward(SegmentContext context, NDList inputs, NDList outputGradients);
 

@@ -5,8 +5,11 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.NDScope;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import java.util.Collections;
 import java.util.HashMap;
+import java.util.IdentityHashMap;
 import java.util.Map;
+import java.util.Set;
 import org.djlmoe.kernel.ArrayKernels;
 
 /**
@@ -22,6 +25,7 @@ public final class SegmentContext implements AutoCloseable {
     private final long seed;
     private final boolean recording;
     private final Map<String, NDArray> saved = new HashMap<>();
+    private final Set<NDArray> handedOver = Collections.newSetFromMap(new IdentityHashMap<>());
 
     SegmentContext(NDManager parent, long seed, boolean recording) {
         this.manager = parent.newSubManager();
@@ -89,10 +93,10 @@ public final class SegmentContext implements AutoCloseable {
         }
         PtNDArray gradient = JniUtils.getGradient((PtNDArray) weight);
         if (gradient == null) {
-            // Only a backward makes .grad; one of zeros does, and autograd copies them.
-            PtNDArray zeros = (PtNDArray) weight.zerosLike();
-            JniUtils.backward((PtNDArray) weight, zeros, false, false);
-            zeros.close();
+            // Only a backward makes .grad; autograd copies the zeros, which are a single one.
+            try (PtNDArray zeros = (PtNDArray) AutogradKernels.zeros(manager, weight)) {
+                JniUtils.backward((PtNDArray) weight, zeros, false, false);
+            }
             gradient = JniUtils.getGradient((PtNDArray) weight);
             if (gradient == null) {
                 throw new IllegalArgumentException(
@@ -101,6 +105,24 @@ public final class SegmentContext implements AutoCloseable {
             }
         }
         return gradient;
+    }
+
+    /**
+     * Declares, in {@link Segment#backward}, that an array which it returns as the gradient of an
+     * input is not needed any more. Whoever the gradient is for then keeps the array itself instead
+     * of a copy, and adds to it in place.
+     *
+     * @param gradient a contiguous array whose memory nobody else refers to: neither an input, a
+     *     weight or a gradient of the segment, nor another array that it returns, nor Java values
+     * @return the same array
+     */
+    public NDArray handOver(NDArray gradient) {
+        handedOver.add(gradient);
+        return gradient;
+    }
+
+    boolean isHandedOver(NDArray gradient) {
+        return handedOver.contains(gradient);
     }
 
     /**
@@ -115,6 +137,7 @@ public final class SegmentContext implements AutoCloseable {
     @Override
     public void close() {
         saved.clear();
+        handedOver.clear();
         manager.close();
     }
 }

@@ -366,7 +366,7 @@ public final class Tape implements GradientCollector {
         void send(NDArray target, NDArray gradient) {
             Link link = linkOf(target);
             if (link != null) {
-                link.send(gradient);
+                link.send(gradient, false);
             }
         }
 
@@ -429,13 +429,22 @@ public final class Tape implements GradientCollector {
             }
         }
 
-        void send(NDArray gradient) {
+        /**
+         * Sends a gradient on.
+         *
+         * @param handedOver whether the destination may keep the array
+         */
+        void send(NDArray gradient, boolean handedOver) {
             if (source != null) {
-                source.receive(index, gradient);
+                source.receive(index, gradient, handedOver);
                 return;
             }
             try {
-                JniUtils.backward((PtNDArray) array, (PtNDArray) gradient, true, false);
+                if (handedOver) {
+                    AutogradKernels.backwardHandingOver(array, gradient);
+                } else {
+                    JniUtils.backward((PtNDArray) array, (PtNDArray) gradient, true, false);
+                }
             } catch (EngineException e) {
                 if (e.getMessage() != null && e.getMessage().contains("size of tensor a (0)")) {
                     throw new IllegalStateException(Recorded.SECOND_BACKWARD, e);
@@ -471,19 +480,22 @@ public final class Tape implements GradientCollector {
             this.inputs = inputs;
         }
 
-        void receive(int output, NDArray gradient) {
+        void receive(int output, NDArray gradient, boolean handedOver) {
             if (done) {
                 throw new IllegalStateException(SECOND_BACKWARD);
             }
             if (direct[output] == null) {
-                // The sender closes or overwrites its array, and an array of zero stride cannot be
-                // added to.
-                NDArray own = gradient.duplicate();
+                // Otherwise the sender closes or overwrites its array, and an array of zero stride
+                // cannot be added to.
+                NDArray own = handedOver ? gradient : gradient.duplicate();
                 NDScope.unregister(own);
                 own.attach(context.manager());
                 direct[output] = own;
             } else {
                 direct[output].addi(gradient);
+                if (handedOver) {
+                    gradient.close();
+                }
             }
         }
 
@@ -501,10 +513,13 @@ public final class Tape implements GradientCollector {
                             anchor == null ? null : JniUtils.getGradient((PtNDArray) anchor);
                     if (gradient != null) {
                         arrived.add(gradient);
-                        if (direct[i] != null) {
-                            gradient.addi(direct[i]);
+                    }
+                    if (direct[i] != null) {
+                        // Not the other way round: autograd may have left the same memory as the
+                        // gradient of something else.
+                        if (gradient != null) {
+                            direct[i].addi(gradient);
                         }
-                    } else {
                         gradient = direct[i];
                     }
                     gradients.add(gradient);
@@ -519,8 +534,13 @@ public final class Tape implements GradientCollector {
                                 context.seed(),
                                 () -> segment.backward(context, boundaries.arrays(), gradients));
                 for (int i = 0; i < inputs.size(); i++) {
-                    if (inputs.get(i) != null && inputGradients.get(i) != null) {
-                        inputs.get(i).send(inputGradients.get(i));
+                    NDArray gradient = inputGradients.get(i);
+                    if (inputs.get(i) != null && gradient != null) {
+                        boolean shared = isShared(i, inputGradients);
+                        inputs.get(i)
+                                .send(
+                                        shared ? gradient.duplicate() : gradient,
+                                        shared || context.isHandedOver(gradient));
                     }
                 }
                 // The caller's outputs keep the anchors alive; their gradients must not stay with
@@ -529,6 +549,23 @@ public final class Tape implements GradientCollector {
             }
             close();
             return true;
+        }
+
+        /**
+         * Returns whether a gradient is also that of an earlier input, or an input itself: a leaf
+         * upstream may keep its memory and have further gradients added to it.
+         */
+        private boolean isShared(int index, NDList inputGradients) {
+            NDArray gradient = inputGradients.get(index);
+            return inputGradients.subList(0, index).stream()
+                            .anyMatch(other -> sharesMemory(gradient, other))
+                    || boundaries.arrays().stream().anyMatch(one -> sharesMemory(gradient, one));
+        }
+
+        private static boolean sharesMemory(NDArray gradient, NDArray other) {
+            return other != null
+                    && !(other instanceof PtNDArray closed && closed.isReleased())
+                    && AutogradKernels.shareMemory(gradient, other);
         }
 
         @Override

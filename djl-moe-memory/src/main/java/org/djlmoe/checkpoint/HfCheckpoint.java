@@ -87,6 +87,22 @@ public final class HfCheckpoint {
     }
 
     /**
+     * Compares the sizes of a configuration with the tensors of a checkpoint folder, without
+     * reading or allocating any: a size that is wrong by a digit would fill memory before {@link
+     * #load} could say so.
+     *
+     * @param folder holds {@code config.json} and the weights
+     * @param config what {@code config.json} says
+     * @throws CheckpointException if they differ; the message names the key of {@code config.json}
+     * @throws IOException if a file breaks its format or cannot be read
+     */
+    public static void check(Path folder, MoeConfig config) throws IOException {
+        try (SafetensorsFolder source = SafetensorsFolder.open(folder)) {
+            new SizeCheck(source, config).run();
+        }
+    }
+
+    /**
      * Fills parameters from a checkpoint folder.
      *
      * @param folder holds {@code model.safetensors} or {@code model.safetensors.index.json}

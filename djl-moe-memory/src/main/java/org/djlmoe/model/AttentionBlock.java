@@ -169,7 +169,7 @@ public final class AttentionBlock extends AbstractBlock {
                         settings,
                         dx.get(chunk));
             }
-            return new NDList(dx);
+            return new NDList(context.handOver(dx));
         }
 
         @Override

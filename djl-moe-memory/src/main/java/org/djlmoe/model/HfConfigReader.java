@@ -56,30 +56,68 @@ final class HfConfigReader {
         if (!present(json, "num_key_value_heads") && !json.has("num_key_value_heads")) {
             throw fail("num_key_value_heads", "is missing");
         }
-        int heads = requiredInt("num_attention_heads");
+        int heads = size("num_attention_heads");
         MoeConfig.Builder builder =
                 MoeConfig.builder()
-                        .setVocabSize(requiredInt("vocab_size"))
-                        .setHiddenSize(requiredInt("hidden_size"))
-                        .setIntermediateSize(requiredInt("intermediate_size"))
-                        .setNumLayers(requiredInt("num_hidden_layers"))
+                        .setVocabSize(size("vocab_size"))
+                        .setHiddenSize(size("hidden_size"))
+                        .setIntermediateSize(size("intermediate_size"))
+                        .setNumLayers(size("num_hidden_layers"))
                         .setNumHeads(heads)
-                        .optNumKeyValueHeads(optionalInt("num_key_value_heads", heads))
-                        .setNumExperts(requiredInt("num_local_experts"))
-                        .setTopK(requiredInt("num_experts_per_tok"))
+                        .optNumKeyValueHeads(optionalSize("num_key_value_heads", heads))
+                        .setNumExperts(size("num_local_experts"))
+                        .setTopK(size("num_experts_per_tok"))
                         .optRopeTheta(ropeTheta())
                         .optRmsNormEps(optionalNumber(json, "rms_norm_eps", 1e-5))
                         .optSlidingWindow(slidingWindow())
-                        .optMaxPositionEmbeddings(optionalInt("max_position_embeddings", 131072))
+                        .optMaxPositionEmbeddings(optionalSize("max_position_embeddings", 131072))
                         .optTieWordEmbeddings(optionalBoolean("tie_word_embeddings"))
                         .optInitializerRange(optionalNumber(json, "initializer_range", 0.02));
         if (present(json, "head_dim")) {
-            builder.optHeadDim(requiredInt("head_dim"));
+            builder.optHeadDim(size("head_dim"));
         }
+        requireFit(heads);
         try {
             return builder.build();
         } catch (IllegalArgumentException e) {
             throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
+        }
+    }
+
+    /** Sizes that exclude each other. */
+    private void requireFit(int heads) {
+        int hidden = size("hidden_size");
+        boolean given = present(json, "head_dim");
+        if (!given && hidden % heads != 0) {
+            throw fail(
+                    "hidden_size",
+                    "is "
+                            + hidden
+                            + ", no multiple of num_attention_heads, "
+                            + heads
+                            + ": correct one of them or give head_dim");
+        }
+        int width = given ? size("head_dim") : hidden / heads;
+        if (width % 2 != 0) {
+            throw fail(
+                    "head_dim",
+                    "is "
+                            + width
+                            + (given ? "" : " (hidden_size / num_attention_heads)")
+                            + ", but rotary pairs need an even width");
+        }
+        int keys = optionalSize("num_key_value_heads", heads);
+        if (heads % keys != 0) {
+            throw fail(
+                    "num_attention_heads",
+                    "is " + heads + ", no multiple of num_key_value_heads, " + keys);
+        }
+        int topK = size("num_experts_per_tok");
+        int experts = size("num_local_experts");
+        if (topK > experts) {
+            throw fail(
+                    "num_experts_per_tok",
+                    "is " + topK + ", more than the " + experts + " of num_local_experts");
         }
     }
 
@@ -182,8 +220,16 @@ final class HfConfigReader {
         }
     }
 
-    private int optionalInt(String key, int fallback) {
-        return present(json, key) ? requiredInt(key) : fallback;
+    private int size(String key) {
+        int value = requiredInt(key);
+        if (value < 1) {
+            throw fail(key, "is " + value + ", but must be at least 1");
+        }
+        return value;
+    }
+
+    private int optionalSize(String key, int fallback) {
+        return present(json, key) ? size(key) : fallback;
     }
 
     private double optionalNumber(JsonObject object, String key, double fallback) {

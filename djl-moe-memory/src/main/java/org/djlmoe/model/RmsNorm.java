@@ -118,7 +118,7 @@ public final class RmsNorm extends AbstractBlock {
                     outputGradients.head().reshape(x.getShape()),
                     dx,
                     dgamma == null ? TorchKernels.nothing() : dgamma);
-            return new NDList(dx);
+            return new NDList(context.handOver(dx));
         }
 
         @Override

@@ -13,6 +13,7 @@ import ai.djl.util.PairList;
 import org.djlmoe.autograd.RowSegment;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.Tape;
+import org.djlmoe.dispatch.ChunkSchedule;
 import org.djlmoe.expert.Experts;
 import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.routing.Router;
@@ -155,7 +156,7 @@ public final class MoeBlock extends AbstractBlock {
      * @return at least 1
      */
     public int chunks(long tokens) {
-        return (int) Math.max(1, Math.min((tokens + chunkTokens - 1) / chunkTokens, maxChunks));
+        return ChunkSchedule.numChunks(tokens, chunkTokens, maxChunks);
     }
 
     @Override

@@ -88,7 +88,7 @@ final class MoeSegment implements Segment {
             ExpertKernels.backward(
                     x, i, chunks, g, weights, gradients, settings, balance, ids, combine, dx);
         }
-        return new NDList(dx);
+        return new NDList(context.handOver(dx));
     }
 
     @Override

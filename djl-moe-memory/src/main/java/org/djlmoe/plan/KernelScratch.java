@@ -113,15 +113,19 @@ final class KernelScratch {
         return rows * out * F32;
     }
 
+    private static long normRows(MoeConfig config, PlanSettings settings) {
+        return Math.min(settings.tokens(), Math.max(1, 262144 / config.hiddenSize()));
+    }
+
     static long normForward(MoeConfig config, PlanSettings settings) {
         KernelScratch s = new KernelScratch(config, settings);
-        s.drop(s.norm(settings.tokens()));
+        s.drop(s.norm(normRows(config, settings)));
         return s.finish();
     }
 
     static long normBackward(MoeConfig config, PlanSettings settings) {
         KernelScratch s = new KernelScratch(config, settings);
-        s.drop(s.normBackward(settings.tokens(), false));
+        s.drop(s.normBackward(normRows(config, settings), false));
         return s.finish();
     }
 

@@ -456,7 +456,6 @@ public final class MemoryPlan {
                         switch (phase) {
                             case FORWARD_ATTENTION:
                             case FORWARD_MOE:
-                            case BACKWARD_LOSS:
                                 return rows;
                             case BACKWARD_NORM:
                             case BACKWARD_MOE:
@@ -525,7 +524,7 @@ public final class MemoryPlan {
             long normBackward = training ? KernelScratch.normBackward(config, settings) : 0;
             add(
                     "final norm",
-                    "[N, H] before and after the weight, their gradients",
+                    "256 Ki elements, or a row, before and after the weight, their gradients",
                     training ? rows : normForward,
                     phase ->
                             phase == Phase.FORWARD_NORM

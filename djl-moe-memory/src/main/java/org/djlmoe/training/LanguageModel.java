@@ -72,10 +72,11 @@ public final class LanguageModel implements AutoCloseable {
      * @param folder holds {@code config.json} and safetensors
      * @param chunks sizes of what runs piece by piece
      * @return the model, in F32
-     * @throws IOException if a file is missing or broken
+     * @throws IOException if a file is missing or broken, or the two do not fit together
      */
     public static LanguageModel load(Path folder, Chunks chunks) throws IOException {
         MoeConfig config = MoeConfig.fromJson(folder.resolve(HfCheckpoint.CONFIG_FILE));
+        HfCheckpoint.check(folder, config);
         LanguageModel loaded = create(config, chunks, 0);
         try {
             HfCheckpoint.load(folder, loaded.decoder.checkpointParameters());

@@ -243,11 +243,12 @@ final class VocabSegment implements Segment {
         }
         NDList gradients = new NDList();
         for (int i = 0; i < inputs.size(); i++) {
-            boolean narrow = wanted[i] && inputs.get(i).getDataType() != DataType.FLOAT32;
-            gradients.add(
-                    narrow
-                            ? VocabKernels.cast(context.manager(), found[i], inputs.get(i))
-                            : found[i]);
+            if (wanted[i] && inputs.get(i).getDataType() != DataType.FLOAT32) {
+                try (NDArray wide = found[i]) {
+                    found[i] = VocabKernels.cast(context.manager(), wide, inputs.get(i));
+                }
+            }
+            gradients.add(wanted[i] ? context.handOver(found[i]) : null);
         }
         return gradients;
     }

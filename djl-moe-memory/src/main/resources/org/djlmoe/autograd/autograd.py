@@ -19,3 +19,14 @@ def is_late(self, g: Tensor) -> bool:
     if g.numel() != 1:
         return g.numel() > 1
     return annotate(float, g.sum().item()) != 0.0
+
+def zeros(self, like: Tensor) -> Tensor:
+    return torch.zeros(annotate(List[int], []), dtype=like.dtype, device=like.device).expand(like.size())
+
+def view(self, x: Tensor) -> Tensor:
+    return x.view_as(x)
+
+def share_memory(self, x: Tensor, y: Tensor) -> bool:
+    if x.numel() != y.numel() or not x.is_contiguous() or not y.is_contiguous():
+        return False
+    return x.view([-1]).is_set_to(y.view([-1]))

@@ -34,12 +34,34 @@ def accumulate(self, into: Tensor, g: Tensor, x: Tensor, scale: float) -> int:
         into.addmm_(g.t(), x, alpha=scale)
     return 0
 
+# How many rows of width h are about 256 Ki numbers.
+def norm_block(self, h: int) -> int:
+    return max(1, 262144 // max(1, h))
+
+# The same for many rows, by blocks of them.
 def rms_norm_rows(self, x: Tensor, gamma: Tensor, eps: float, y: Tensor) -> int:
-    y.copy_(self.rms_norm(x, gamma, eps))
+    h = x.size(-1)
+    rows = x.reshape([-1, h])
+    out = y.view([-1, h])
+    block = self.norm_block(h)
+    n = rows.size(0)
+    for i in range((n + block - 1) // block):
+        b = i * block
+        c = min(block, n - b)
+        out.narrow(0, b, c).copy_(self.rms_norm(rows.narrow(0, b, c), gamma, eps))
     return 0
 
 def rms_norm_rows_backward(self, x: Tensor, gamma: Tensor, eps: float, g: Tensor, dx: Tensor, dgamma: Tensor) -> int:
-    dx.copy_(self.rms_norm_backward(x, gamma, eps, g, dgamma))
+    h = x.size(-1)
+    rows = x.reshape([-1, h])
+    upstream = g.reshape([-1, h])
+    out = dx.view([-1, h])
+    block = self.norm_block(h)
+    n = rows.size(0)
+    for i in range((n + block - 1) // block):
+        b = i * block
+        c = min(block, n - b)
+        out.narrow(0, b, c).copy_(self.rms_norm_backward(rows.narrow(0, b, c), gamma, eps, upstream.narrow(0, b, c), dgamma))
     return 0
 
 def rms_norm_plain(self, x: Tensor, gamma: Tensor, eps: Tensor) -> Tensor:

@@ -428,4 +428,144 @@ class TapeTest {
             }
         }
     }
+
+    /** Returns an array as the gradient of every input, handed over or not. */
+    private static final class Giving implements Segment {
+        private final boolean handsOver;
+        private final NDArray own;
+
+        Giving(boolean handsOver, NDArray own) {
+            this.handsOver = handsOver;
+            this.own = own;
+        }
+
+        @Override
+        public NDList forward(SegmentContext context, NDList in) {
+            return plain(in);
+        }
+
+        @Override
+        public NDList backward(SegmentContext context, NDList in, NDList g) {
+            if (handsOver) {
+                context.handOver(own);
+            }
+            NDList gradients = new NDList();
+            in.forEach(input -> gradients.add(own));
+            return gradients;
+        }
+
+        @Override
+        public NDList plain(NDList in) {
+            return new NDList(in.head().mul(1));
+        }
+    }
+
+    @Test
+    void handOver_leafWithoutGradient_keepsTheMemory() {
+        NDArray x = leaf(1, 2);
+        NDArray given = manager.ones(new Shape(2)).mul(3);
+        try (NDArray other = ArrayKernels.alias(manager, given)) {
+            try (Tape tape = tape()) {
+                tape.backward(apply(new Giving(true, given), x).sum());
+            }
+            assertTrue(AutogradKernels.shareMemory(other, Gradients.of(x)));
+            assertArrayEquals(new float[] {3, 3}, x.getGradient().toFloatArray());
+        }
+    }
+
+    @Test
+    void handOver_leafThatHasAGradient_isAddedTo() {
+        NDArray x = leaf(1, 2);
+        for (int step = 1; step <= 3; step++) {
+            try (Tape tape = tape()) {
+                NDArray given = manager.ones(new Shape(2)).mul(3);
+                tape.backward(apply(new Giving(true, given), x).sum());
+            }
+            assertArrayEquals(new float[] {3 * step, 3 * step}, x.getGradient().toFloatArray());
+        }
+    }
+
+    @Test
+    void handOver_outputOfASegmentWithTwoConsumers_gradientsAdd() {
+        NDArray x = leaf(1, 2);
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            NDArray a = apply(new Giving(true, manager.ones(new Shape(2)).mul(3)), y);
+            NDArray b = apply(new Giving(true, manager.ones(new Shape(2)).mul(5)), y);
+            tape.backward(a.add(b).sum());
+        }
+        assertArrayEquals(new float[] {16, 32}, x.getGradient().toFloatArray());
+    }
+
+    @Test
+    void backward_gradientNotHandedOver_isCopied() {
+        NDArray x = leaf(1, 2);
+        NDArray kept = manager.ones(new Shape(2)).mul(3);
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            NDArray a = apply(new Giving(false, kept), y);
+            NDArray b = apply(new Giving(false, kept), y);
+            tape.backward(a.add(b).sum());
+        }
+        assertArrayEquals(new float[] {12, 24}, x.getGradient().toFloatArray());
+        assertArrayEquals(new float[] {3, 3}, kept.toFloatArray());
+    }
+
+    /** Autograd lets leaves behind views keep what arrives: the same memory for both, once. */
+    @Test
+    void backward_sameGradientForTwoInputsBehindViews_leavesStayIndependent() {
+        NDArray a = leaf(1, 2);
+        NDArray b = leaf(3, 4);
+        try (Tape tape = tape()) {
+            NDArray given = manager.ones(new Shape(1, 2)).mul(3);
+            NDList in = new NDList(a.reshape(1, 2), b.reshape(1, 2));
+            tape.backward(Tape.apply(new Giving(false, given), in).head().sum());
+        }
+        Gradients.of(a).addi(1);
+        assertArrayEquals(new float[] {4, 4}, a.getGradient().toFloatArray());
+        assertArrayEquals(new float[] {3, 3}, b.getGradient().toFloatArray());
+    }
+
+    @Test
+    void backward_gradientIsAnInputItself_inputStaysAsItIs() {
+        NDArray a = leaf(1, 2);
+        NDArray b = manager.ones(new Shape(1, 2)).mul(3);
+        Segment product =
+                new Segment() {
+                    @Override
+                    public NDList forward(SegmentContext context, NDList in) {
+                        return plain(in);
+                    }
+
+                    @Override
+                    public NDList backward(SegmentContext context, NDList in, NDList g) {
+                        return new NDList(in.get(1), null);
+                    }
+
+                    @Override
+                    public NDList plain(NDList in) {
+                        return new NDList(in.get(0).mul(in.get(1)).sum());
+                    }
+                };
+        try (Tape tape = tape()) {
+            tape.backward(Tape.apply(product, new NDList(a.reshape(1, 2), b)).head());
+        }
+        Gradients.zero(a);
+        assertArrayEquals(new float[] {3, 3}, b.toFloatArray());
+    }
+
+    /** Both gradients arrive in one array, which autograd gives to the leaf and to the segment. */
+    @Test
+    void backward_directGradientBesideOneSharedWithALeaf_leafKeepsItsOwn() {
+        NDArray x = leaf(1, 2);
+        NDArray w = leaf(3, 4);
+        try (Tape tape = tape()) {
+            NDArray y = apply(new Square(), x);
+            NDArray plain = y.reshape(1, 2).add(w.reshape(1, 2)).mul(2).sum();
+            NDArray direct = apply(new Square(), y).sum();
+            tape.backward(plain.add(direct));
+        }
+        assertArrayEquals(new float[] {2, 2}, w.getGradient().toFloatArray());
+        assertArrayEquals(new float[] {2 * 4, 4 * 10}, x.getGradient().toFloatArray());
+    }
 }

@@ -73,6 +73,31 @@ class NormKernelsTest {
         assertClose(expected.dgamma(), weight.getGradient(), BOUND, "plain dgamma");
     }
 
+    /** More rows than a block, whose last one is not full, and rows that are a block each. */
+    @ParameterizedTest
+    @CsvSource({"701, 1024", "2, 300000"})
+    void rmsNorm_severalBlocks_equalOneThroughAutograd(int tokens, int hidden) {
+        manager.getEngine().setRandomSeed(tokens);
+        NDArray x = manager.randomNormal(new Shape(tokens, hidden));
+        NDArray gamma = manager.randomNormal(new Shape(hidden));
+        NDArray g = manager.randomNormal(x.getShape());
+        NDArray y = manager.full(x.getShape(), Float.NaN);
+        NDArray dx = manager.full(x.getShape(), Float.NaN);
+        NDArray dgamma = manager.zeros(new Shape(hidden));
+        NormKernels.rmsNorm(x, gamma, 1e-5, y);
+        NormKernels.rmsNormBackward(x, gamma, 1e-5, g, dx, dgamma);
+        x.setRequiresGradient(true);
+        gamma.setRequiresGradient(true);
+        NDArray plain;
+        try (GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
+            plain = NormKernels.rmsNormPlain(x, gamma, 1e-5);
+            collector.backward(plain.mul(g).sum());
+        }
+        assertArrayEquals(plain.toFloatArray(), y.toFloatArray());
+        assertArrayEquals(x.getGradient().toFloatArray(), dx.toFloatArray(), 1e-5f);
+        assertArrayEquals(gamma.getGradient().toFloatArray(), dgamma.toFloatArray(), 1e-3f);
+    }
+
     @Test
     void rmsNorm_rowOfZeros_zeroAndFiniteGradient() {
         NDArray x = manager.zeros(new Shape(1, 4));

@@ -86,7 +86,7 @@ class MemoryPlanTest {
         phases.put(Phase.FORWARD_MOE, always + 4096 + 1536 + 1024 + 5888);
         phases.put(Phase.FORWARD_NORM, always + 5120 + 1536 + 1024 + 2048);
         phases.put(Phase.LOSS, always + 5120 + 1536 + 1024 + 4608 + 1664);
-        phases.put(Phase.BACKWARD_LOSS, always + 5120 + 1536 + 1024 + 1024 + 1664);
+        phases.put(Phase.BACKWARD_LOSS, always + 5120 + 1536 + 1024 + 1664);
         phases.put(Phase.BACKWARD_NORM, always + 5120 + 1536 + 1024 + 2048 + 3072);
         phases.put(Phase.BACKWARD_MOE, always + 4096 + 1536 + 1024 + 2048 + 11008);
         phases.put(Phase.BACKWARD_ATTENTION, always + 3072 + 1536 + 1024 + 2048 + 9472);

@@ -14,8 +14,9 @@ import org.djlmoe.examples.bench.ChildJvm.Allocator;
  * Measures cases, each in a Java virtual machine of its own.
  *
  * <p>Peaks, losses and gradients come first, one case after the other, from machines whose
- * allocator gives back what is freed. Times come from others, whose allocator keeps it; all of them
- * wait side by side and run in turn, so that what disturbs the computer disturbs them alike.
+ * allocator gives back what is freed; each runs twice, and the second run counts. Times come from
+ * others, whose allocator keeps it; all of them wait side by side and run in turn, so that what
+ * disturbs the computer disturbs them alike.
  */
 public final class Benchmark {
 
@@ -147,7 +148,7 @@ public final class Benchmark {
             for (Case each : cases) {
                 ChildJvm child = ChildJvm.start(each, settings, Allocator.POOLED, folder);
                 children.add(child);
-                child.run();
+                child.warmUp();
                 seconds.add(new ArrayList<>());
                 progress.step(each.name() + ": warm-up");
             }

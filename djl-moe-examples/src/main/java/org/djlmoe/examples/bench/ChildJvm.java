@@ -106,6 +106,11 @@ final class ChildJvm implements AutoCloseable {
         return child;
     }
 
+    /** Runs the workload until its times can be measured. */
+    void warmUp() throws IOException {
+        ask("warm-up");
+    }
+
     /** Runs the workload once and returns the seconds it took. */
     double run() throws IOException {
         return Double.parseDouble(ask("run"));

@@ -67,6 +67,9 @@ final class ChildMain {
             long start = System.nanoTime();
             workload.run();
             return String.valueOf((System.nanoTime() - start) / 1e9);
+        } else if (line.equals("warm-up")) {
+            workload.warmUp();
+            return "warm";
         } else if (line.equals("peak")) {
             System.gc();
             try (PeakMeter meter = PeakMeter.start()) {

@@ -14,7 +14,11 @@ import org.djlmoe.autograd.Tape;
 import org.djlmoe.examples.bench.VocabProblem.Kind;
 import org.djlmoe.kernel.ArrayKernels;
 
-/** Loss and gradients of a vocabulary projection: ours, or DJL's Linear and cross-entropy. */
+/**
+ * Loss and gradients of a vocabulary projection: ours, or DJL's Linear and cross-entropy. As in
+ * training, weight and bias keep the array of their gradient, which is set to zero; hidden states
+ * are new in each run.
+ */
 public final class VocabWorkload implements Workload {
 
     static final String OURS = "ours";
@@ -28,6 +32,7 @@ public final class VocabWorkload implements Workload {
     private final Loss loss;
     private final boolean stock;
     private NDArray value;
+    private NDArray hidden;
 
     /**
      * Creates the workload.
@@ -38,7 +43,22 @@ public final class VocabWorkload implements Workload {
         problem = new VocabProblem(kind(settings.name()), settings);
         stock = settings.name().equals(STOCK);
         loss = stock ? Loss.softmaxCrossEntropyLoss() : problem.loss();
-        problem.predictions().forEach(array -> array.setRequiresGradient(true));
+        weights().forEach(array -> array.setRequiresGradient(true));
+    }
+
+    private NDList weights() {
+        NDList all = problem.predictions();
+        return all.subNDList(1);
+    }
+
+    /** The hidden states of a batch, whose gradient lives as long as they do. */
+    private NDArray newHidden() {
+        if (hidden != null) {
+            hidden.close();
+        }
+        NDArray leaf = problem.hidden.stopGradient();
+        leaf.setRequiresGradient(true);
+        return leaf;
     }
 
     static Kind kind(String name) {
@@ -50,14 +70,15 @@ public final class VocabWorkload implements Workload {
 
     @Override
     public void run() {
-        problem.predictions().forEach(Gradients::zero);
+        weights().forEach(Gradients::zero);
+        hidden = newHidden();
         if (value != null) {
             value.close();
         }
         try (NDManager batch = problem.manager.newSubManager()) {
             // What is computed belongs to the manager of what it is computed from.
-            NDList in = new NDList();
-            problem.predictions().forEach(array -> in.add(ArrayKernels.alias(batch, array)));
+            NDList in = new NDList(ArrayKernels.alias(batch, hidden));
+            weights().forEach(array -> in.add(ArrayKernels.alias(batch, array)));
             try (GradientCollector collector = collector(batch)) {
                 value =
                         loss.evaluate(
@@ -74,14 +95,14 @@ public final class VocabWorkload implements Workload {
     private GradientCollector collector(NDManager batch) {
         return stock
                 ? Engine.getEngine("PyTorch").newGradientCollector()
-                : new Tape(batch, 0, () -> problem.predictions().forEach(Gradients::zero));
+                : new Tape(batch, 0, () -> weights().forEach(Gradients::zero));
     }
 
     @Override
     public Map<String, NDArray> results() {
         Map<String, NDArray> results = new LinkedHashMap<>();
         results.put("loss", value.duplicate());
-        NDList in = problem.predictions();
+        NDList in = new NDList(hidden).addAll(weights());
         for (int i = 0; i < in.size(); i++) {
             results.put(NAMES[i], Gradients.of(in.get(i)));
         }

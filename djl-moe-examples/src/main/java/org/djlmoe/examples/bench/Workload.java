@@ -9,8 +9,13 @@ import java.util.Map;
  */
 public interface Workload extends AutoCloseable {
 
-    /** Runs once. The first run is a warm-up, and brings gradients into being. */
+    /** Runs once. The first run is not measured, and brings gradients into being. */
     void run();
+
+    /** Runs before times are measured: as often as it takes until they are what they will be. */
+    default void warmUp() {
+        run();
+    }
 
     /**
      * Returns what the first run, or every run alike, computed: the array {@code loss} and one

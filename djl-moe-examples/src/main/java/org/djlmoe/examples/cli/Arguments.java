@@ -56,6 +56,70 @@ final class Arguments {
      * @return the file's absolute path
      */
     static Path outputFile(String option, String target) {
+        Path file = fileName(option, target);
+        try {
+            Files.createDirectories(file.getParent());
+        } catch (IOException e) {
+            throw new UserError(option + ": cannot make the directory " + file.getParent(), e);
+        }
+        return writable(option, file);
+    }
+
+    /**
+     * Makes sure that a file can be written into a directory that is there.
+     *
+     * @return the file's absolute path
+     */
+    static Path outputFileInPlace(String option, String target) {
+        Path file = fileName(option, target);
+        if (!Files.isDirectory(file.getParent())) {
+            throw new UserError(
+                    option
+                            + ": there is no directory "
+                            + file.getParent()
+                            + "; make it or name a file elsewhere");
+        }
+        return writable(option, file);
+    }
+
+    /** Returns where a file lies, whatever links lead there and whether or not it exists. */
+    static Path place(Path file) {
+        Path absolute = file.toAbsolutePath().normalize();
+        Path directory = absolute.getParent();
+        while (directory != null) {
+            try {
+                return directory.toRealPath().resolve(directory.relativize(absolute));
+            } catch (IOException e) {
+                directory = directory.getParent();
+            }
+        }
+        return absolute;
+    }
+
+    /** Fails if a file to be written is another one that the command reads or writes. */
+    static void distinct(String option, Path file, String other, Path taken) {
+        if (place(file).equals(place(taken))) {
+            throw new UserError(
+                    option + " and " + other + " are the same file, " + file + ": name two");
+        }
+    }
+
+    /** Fails if a file to be written is one of the checkpoint in a folder. */
+    static void outside(String option, Path file, Path checkpoint) {
+        Path place = place(file);
+        if (place.getParent().equals(place(checkpoint.resolve("file")).getParent())
+                && CheckpointFolder.holds(place.getFileName().toString())) {
+            throw new UserError(
+                    option
+                            + ": "
+                            + file
+                            + " is a file of the model in "
+                            + checkpoint
+                            + ", which it would replace; name another file");
+        }
+    }
+
+    private static Path fileName(String option, String target) {
         Path file;
         try {
             file = Path.of(target).toAbsolutePath();
@@ -65,17 +129,15 @@ final class Arguments {
         if (Files.isDirectory(file)) {
             throw new UserError(option + ": " + target + " is a directory; name a file in it");
         }
-        Path directory = file.getParent();
-        if (directory == null) {
+        if (file.getParent() == null) {
             throw new UserError(option + ": " + target + " is no file name");
         }
-        try {
-            Files.createDirectories(directory);
-        } catch (IOException e) {
-            throw new UserError(option + ": cannot make the directory " + directory, e);
-        }
-        if (!Files.isWritable(directory)) {
-            throw new UserError(option + ": no permission to write to " + directory);
+        return file;
+    }
+
+    private static Path writable(String option, Path file) {
+        if (!Files.isWritable(file.getParent())) {
+            throw new UserError(option + ": no permission to write to " + file.getParent());
         }
         return file;
     }

@@ -6,8 +6,10 @@ import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import org.djlmoe.checkpoint.CheckpointException;
 import org.djlmoe.checkpoint.HfCheckpoint;
+import org.djlmoe.examples.demo.BaseModel;
 import org.djlmoe.examples.text.ByteLevelTokenizer;
 import org.djlmoe.io.SafetensorsException;
+import org.djlmoe.io.SafetensorsFolder;
 import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.routing.SelectionPrior;
@@ -49,7 +51,36 @@ record CheckpointFolder(Path path, MoeConfig config) {
                             + ByteLevelTokenizer.VOCAB_SIZE
                             + " of the byte-level tokenizer");
         }
-        return folder;
+        return explained(
+                () -> {
+                    HfCheckpoint.check(path, folder.config);
+                    return folder;
+                });
+    }
+
+    /** Returns whether a file of this name in a checkpoint folder is part of the checkpoint. */
+    static boolean holds(String name) {
+        return name.endsWith(".safetensors")
+                || name.equals(SafetensorsFolder.INDEX_FILE)
+                || name.equals(HfCheckpoint.CONFIG_FILE)
+                || name.equals(ExpertPrior.FILE)
+                || name.equals(ByteLevelTokenizer.FILE)
+                || name.equals(BaseModel.RECORD);
+    }
+
+    /** Something that reads a folder. */
+    private interface Reading<T> {
+        T run() throws IOException;
+    }
+
+    private static <T> T explained(Reading<T> reading) throws IOException {
+        try {
+            return reading.run();
+        } catch (CheckpointException | SafetensorsException e) {
+            throw new UserError("--model: " + e.getMessage(), e);
+        } catch (NoSuchFileException e) {
+            throw new UserError("--model: there is no file " + e.getFile(), e);
+        }
     }
 
     /** Loads the weights. */
@@ -59,13 +90,7 @@ record CheckpointFolder(Path path, MoeConfig config) {
 
     /** Loads the weights into a model that runs in pieces of the given sizes. */
     LanguageModel load(LanguageModel.Chunks chunks) throws IOException {
-        try {
-            return LanguageModel.load(path, chunks);
-        } catch (CheckpointException | SafetensorsException e) {
-            throw new UserError("--model: " + e.getMessage(), e);
-        } catch (NoSuchFileException e) {
-            throw new UserError("--model: there is no file " + e.getFile(), e);
-        }
+        return explained(() -> LanguageModel.load(path, chunks));
     }
 
     /**

@@ -2,6 +2,7 @@ package org.djlmoe.examples.cli;
 
 import java.io.IOException;
 import java.io.PrintWriter;
+import java.nio.file.Path;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Spec;
@@ -83,6 +84,35 @@ public final class CommonOptions {
         if (json != null) {
             JsonOutput.check(json);
         }
+    }
+
+    /**
+     * Fails if the JSON would replace a file of a checkpoint that the command reads or writes.
+     *
+     * @param checkpoint the checkpoint's folder
+     * @throws UserError if so
+     */
+    void keepJsonOutside(Path checkpoint) {
+        if (hasJsonFile()) {
+            Arguments.outside("--json", Path.of(json), checkpoint);
+        }
+    }
+
+    /**
+     * Fails if the JSON would replace another file that the command reads or writes.
+     *
+     * @param other what names that file
+     * @param file the file
+     * @throws UserError if so
+     */
+    void keepJsonOff(String other, Path file) {
+        if (hasJsonFile()) {
+            Arguments.distinct("--json", Path.of(json), other, file);
+        }
+    }
+
+    private boolean hasJsonFile() {
+        return json != null && !json.equals(JsonOutput.STDOUT);
     }
 
     /**

@@ -28,6 +28,8 @@ import picocli.CommandLine.Option;
         sortOptions = false)
 final class DemoCommand implements Callable<Integer> {
 
+    private static final String PAGE = "report.html";
+
     @Mixin private CommonOptions options;
     @Mixin private OutputDirectory out;
     @Mixin private Memory memory;
@@ -44,6 +46,10 @@ final class DemoCommand implements Callable<Integer> {
     public Integer call() throws IOException {
         long start = System.nanoTime();
         Path folder = out.create(Path.of("runs", "demo"));
+        for (String model : new String[] {"base", "maskcoft"}) {
+            options.keepJsonOutside(folder.resolve(model));
+        }
+        options.keepJsonOff("the report's page", folder.resolve(PAGE));
         DemoSettings settings = DemoSettings.of(quick, options.seed());
         Path base = base(folder.resolve("base"));
         MoeConfig config = MoeConfig.fromJson(base.resolve(HfCheckpoint.CONFIG_FILE));
@@ -71,7 +77,7 @@ final class DemoCommand implements Callable<Integer> {
         }
         Path json = folder.resolve("report.json");
         JsonOutput.write(report.json(), json.toString(), null);
-        Path page = folder.resolve("report.html");
+        Path page = folder.resolve(PAGE);
         report.writeHtml(page);
         options.text().print(report.text());
         options.text().printf("report: %s%nfigures: %s%n", page, json);

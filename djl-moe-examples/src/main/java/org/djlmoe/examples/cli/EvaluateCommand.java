@@ -62,7 +62,13 @@ final class EvaluateCommand implements Callable<Integer> {
 
     @Override
     public Integer call() throws IOException {
-        Path target = traceFile == null ? null : Arguments.outputFile("--trace", traceFile);
+        Path target = null;
+        if (traceFile != null) {
+            target = Arguments.outputFileInPlace("--trace", traceFile);
+            options.keepJsonOff("--trace", target);
+            Arguments.outside("--trace", target, model);
+        }
+        options.keepJsonOutside(model);
         CheckpointFolder folder = CheckpointFolder.of(model);
         int topK = folder.config().topK();
         int size = cache == null ? defaultCache(folder.config().numExperts(), topK) : cache;

@@ -123,6 +123,8 @@ final class FinetuneCommand implements Callable<Integer> {
         Arguments.positive("--learning-rate", learningRate);
         Language only = Arguments.language(language);
         Path folder = out.create(Path.of("runs", "finetune"));
+        options.keepJsonOutside(folder);
+        options.keepJsonOutside(base == null ? folder.resolve("base") : base);
         CheckpointFolder start =
                 CheckpointFolder.of(
                         base == null ? BaseModel.extract(folder.resolve("base")) : base);

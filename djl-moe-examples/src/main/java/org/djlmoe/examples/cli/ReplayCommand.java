@@ -105,10 +105,12 @@ final class ReplayCommand implements Callable<Integer> {
         if (traceFile != null) {
             text.refuse("--model");
             Arguments.inputFile("--trace", traceFile);
+            options.keepJsonOff("--trace", traceFile);
             trace = ExpertTrace.read(traceFile);
             source = traceFile.toString();
             checkSizes(trace.topK());
         } else {
+            options.keepJsonOutside(model);
             CheckpointFolder folder = CheckpointFolder.of(model);
             checkSizes(folder.config().topK());
             HeldOutText.Run run = text.evaluate(folder, options);

@@ -59,6 +59,7 @@ final class TrainCommand implements Callable<Integer> {
         Arguments.positive("--batch", rows);
         Arguments.positive("--learning-rate", learningRate);
         Path folder = out.create(Path.of("runs", "train"));
+        options.keepJsonOutside(folder);
         Pretraining.Report report =
                 new Pretraining(preset, updates, rows, learningRate, balance)
                         .run(Arguments.language(language), folder, memory, options);

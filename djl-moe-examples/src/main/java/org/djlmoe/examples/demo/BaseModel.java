@@ -14,8 +14,11 @@ import java.nio.file.StandardCopyOption;
  */
 public final class BaseModel {
 
+    /** The file that says how the model was trained. */
+    public static final String RECORD = "training.json";
+
     private static final String[] FILES = {
-        "config.json", "model.safetensors", "tokenizer.json", "training.json"
+        "config.json", "model.safetensors", "tokenizer.json", RECORD
     };
 
     private BaseModel() {}

@@ -25,7 +25,9 @@ import java.util.Map;
  * <p>Encoding runs at about 5 MB/s. Safe for several threads. Close it to free native memory.
  */
 public final class ByteLevelTokenizer implements AutoCloseable {
-    static final String RESOURCE = "tokenizer.json";
+    /** The file that {@link #save} writes. */
+    public static final String FILE = "tokenizer.json";
+
     private static final int END_OF_TEXT = 256;
     private static final int PADDING = 257;
 
@@ -124,7 +126,7 @@ public final class ByteLevelTokenizer implements AutoCloseable {
      * @throws IOException if the file cannot be written
      */
     public Path save(Path directory) throws IOException {
-        Path file = directory.resolve(RESOURCE);
+        Path file = directory.resolve(FILE);
         try (InputStream in = open()) {
             Files.write(file, in.readAllBytes());
         }
@@ -137,9 +139,9 @@ public final class ByteLevelTokenizer implements AutoCloseable {
     }
 
     private static InputStream open() throws IOException {
-        InputStream in = ByteLevelTokenizer.class.getResourceAsStream(RESOURCE);
+        InputStream in = ByteLevelTokenizer.class.getResourceAsStream(FILE);
         if (in == null) {
-            throw new FileNotFoundException(RESOURCE + " is missing from the class path");
+            throw new FileNotFoundException(FILE + " is missing from the class path");
         }
         return in;
     }

@@ -1,5 +1,6 @@
 package org.djlmoe.examples.cli;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
@@ -26,6 +27,8 @@ import org.djlmoe.routing.SelectionPrior;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 
 class EvaluateAndReplayTest {
 
@@ -99,7 +102,7 @@ class EvaluateAndReplayTest {
 
     @Test
     void evaluate_model_reportsFiguresThatFitTogether() throws IOException {
-        Path file = directory.resolve("new").resolve("trace.json.gz");
+        Path file = directory.resolve("trace.json.gz");
         JsonObject report = figures("evaluate", onText("--model", model, "--trace", file));
 
         assertEquals(
@@ -403,6 +406,98 @@ class EvaluateAndReplayTest {
                 "evaluate",
                 "--model",
                 directory);
+    }
+
+    @Test
+    void evaluate_outputsThatWouldReplaceEachOtherOrTheModel_areRefusedBeforeAnyWork()
+            throws IOException {
+        Path file = directory.resolve("figures.json");
+        assertMistake(
+                "--json and --trace are the same file, " + file + ": name two",
+                "evaluate",
+                onText("--model", model, "--json", file, "--trace", file));
+        Path link = Files.createSymbolicLink(directory.resolve("link"), model);
+        Path weights = link.resolve("model.safetensors");
+        byte[] before = Files.readAllBytes(weights);
+        for (String option : List.of("--json", "--trace")) {
+            assertMistake(
+                    option
+                            + ": "
+                            + weights
+                            + " is a file of the model in "
+                            + model
+                            + ", which it would replace; name another file",
+                    "evaluate",
+                    onText("--model", model, option, weights));
+        }
+        assertMistake(
+                "--json: "
+                        + model.resolve("config.json")
+                        + " is a file of the model in "
+                        + model
+                        + ", which it would replace; name another file",
+                "replay",
+                onText("--model", model, "--json", model.resolve("config.json")));
+        assertArrayEquals(before, Files.readAllBytes(weights));
+
+        Path missing = directory.resolve("new").resolve("trace.json");
+        assertMistake(
+                "--trace: there is no directory "
+                        + missing.getParent()
+                        + "; make it or name a file elsewhere",
+                "evaluate",
+                onText("--model", model, "--trace", missing));
+        assertFalse(Files.exists(missing.getParent()));
+
+        Path trace = directory.resolve("t.json");
+        Files.writeString(trace, "{\"experts\":2,\"top_k\":1,\"requests\":[{\"layers\":[[0]]}]}");
+        assertMistake(
+                "--json and --trace are the same file, " + trace + ": name two",
+                "replay",
+                "--trace",
+                trace,
+                "--json",
+                trace);
+    }
+
+    /** Without a look at the weights such a model fills memory before anything is compared. */
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '|',
+            value = {
+                "hidden_size | 1000000000 | hidden_size is 1000000000, but tensor",
+                "hidden_size | -64 | hidden_size is -64, but must be at least 1",
+                "hidden_size | 3e9 | hidden_size is 3E+9, not a whole number below 2^31",
+                "num_hidden_layers | 1000000000 | num_hidden_layers is 1000000000, but the weights"
+                        + " have 2: set it to 2",
+                "num_hidden_layers | 1 | num_hidden_layers is 1, but the weights have 2",
+                "num_attention_heads | 0 | num_attention_heads is 0, but must be at least 1",
+                "head_dim | 500000000 | num_attention_heads x head_dim is",
+                "head_dim | 7 | head_dim is 7, but rotary pairs need an even width",
+                "head_dim | null | no multiple of num_attention_heads",
+                "num_key_value_heads | 1000000 | no multiple of num_key_value_heads, 1000000",
+                "num_local_experts | 1000000000 | num_local_experts is 1000000000, but tensor",
+                "num_experts_per_tok | 5 | num_experts_per_tok is 5, more than the 4",
+                "intermediate_size | 1000000000 | intermediate_size is 1000000000, but tensor"
+            })
+    void evaluate_sizeInConfigThatCannotBe_namesTheKeyBeforeAnyWork(
+            String key, String value, String message) throws IOException {
+        try (Stream<Path> files = Files.list(model)) {
+            for (Path file : files.toList()) {
+                Files.copy(file, directory.resolve(file.getFileName()));
+            }
+        }
+        Path config = directory.resolve("config.json");
+        JsonObject json = JsonParser.parseString(Files.readString(config)).getAsJsonObject();
+        json.add(key, JsonParser.parseString(value));
+        if (value.equals("null")) {
+            json.addProperty("num_attention_heads", 3);
+        }
+        Files.writeString(config, json.toString());
+        assertEquals(ExitCodes.USAGE, run("evaluate", onText("--model", directory)));
+        assertTrue(err.toString().contains(config + ": "), err::toString);
+        assertTrue(err.toString().contains(message), err::toString);
+        assertEquals(1, err.toString().lines().count());
     }
 
     @Test

@@ -28,6 +28,7 @@ import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 class TrainAndFinetuneTest {
@@ -191,6 +192,28 @@ class TrainAndFinetuneTest {
                 ExitCodes.USAGE,
                 run("finetune --quiet --language lv " + bad, "--model", model, "--out", directory));
         assertEquals(1, err.toString().lines().count(), err::toString);
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "train, model.safetensors",
+        "train, config.json",
+        "finetune, maskcoft.json",
+        "finetune, model-00001-of-00002.safetensors",
+        "finetune, base/tokenizer.json",
+        "demo --quick, maskcoft/model.safetensors",
+        "demo --quick, report.html"
+    })
+    void json_isAFileThatTheCommandWrites_refusedBeforeAnyWork(String command, String name)
+            throws IOException {
+        Path json = directory.resolve(name);
+        assertEquals(ExitCodes.USAGE, run(command + " --quiet --out", directory, "--json", json));
+        assertEquals(1, err.toString().lines().count(), err::toString);
+        assertTrue(err.toString().contains("--json"), err::toString);
+        assertTrue(err.toString().contains(json.toString()), err::toString);
+        assertFalse(Files.exists(json));
+        assertFalse(Files.exists(directory.resolve("model.safetensors")));
+        assertFalse(Files.exists(directory.resolve("base").resolve("model.safetensors")));
     }
 
     @Test

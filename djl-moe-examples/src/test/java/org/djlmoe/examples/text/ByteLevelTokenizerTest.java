@@ -114,7 +114,7 @@ class ByteLevelTokenizerTest {
     void resource_committedFile_isWhatTheGeneratorMakes(@TempDir Path directory)
             throws IOException {
         try (InputStream in =
-                ByteLevelTokenizer.class.getResourceAsStream(ByteLevelTokenizer.RESOURCE)) {
+                ByteLevelTokenizer.class.getResourceAsStream(ByteLevelTokenizer.FILE)) {
             assertEquals(
                     ByteLevelTokenizerFile.json(),
                     new String(in.readAllBytes(), StandardCharsets.UTF_8));

@@ -1,0 +1,77 @@
+package org.djlmoe.vocab;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.condition.EnabledOnOs;
+import org.junit.jupiter.api.condition.OS;
+import org.junit.jupiter.api.io.TempDir;
+
+/**
+ * The memory of a loss in a process of its own: what an allocator does is decided when a process
+ * starts.
+ */
+@EnabledOnOs(OS.LINUX)
+class VocabMemoryTest {
+
+    /** Numbers, labels, weights and losses of tokens; a row of hidden states has 2048 bytes. */
+    private static final double BYTES_A_TOKEN = 100;
+
+    @TempDir Path folder;
+
+    /**
+     * A second array of the size of the hidden states, for a moment, is the fault this pins down.
+     */
+    @Test
+    void backward_moreTokens_sameWorkingMemory() throws Exception {
+        double[] working = working();
+        assertEquals(4, working.length);
+        double tokens = VocabMemoryRun.MANY - VocabMemoryRun.FEW;
+        double mean = (working[1] - working[0]) / tokens;
+        assertTrue(mean < BYTES_A_TOKEN, "mean: " + mean + " bytes a token");
+        double none = (working[3] - working[2]) / tokens;
+        assertTrue(none < BYTES_A_TOKEN, "none: " + none + " bytes a token");
+    }
+
+    private double[] working() throws Exception {
+        ProcessBuilder builder =
+                new ProcessBuilder(
+                        List.of(
+                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                                "-Xms64m",
+                                "-Xmx64m",
+                                "-XX:+UseSerialGC",
+                                "-XX:+AlwaysPreTouch",
+                                "-cp",
+                                System.getProperty("java.class.path"),
+                                VocabMemoryRun.class.getName()));
+        builder.environment().put("MALLOC_MMAP_THRESHOLD_", "1048576");
+        builder.environment().put("MALLOC_ARENA_MAX", "1");
+        // Threads that wait for a busy machine's other core spin for minutes.
+        builder.environment().put("OMP_NUM_THREADS", "1");
+        builder.environment().remove("MALLOC_TRIM_THRESHOLD_");
+        Path out = folder.resolve("out.txt");
+        Path err = folder.resolve("err.txt");
+        builder.redirectOutput(out.toFile());
+        builder.redirectError(err.toFile());
+        Process process = builder.start();
+        try {
+            boolean ended = process.waitFor(5, TimeUnit.MINUTES);
+            String text = Files.readString(out, StandardCharsets.UTF_8);
+            String errors = Files.readString(err, StandardCharsets.UTF_8);
+            assertTrue(ended && process.exitValue() == 0, text + errors);
+            return Arrays.stream(text.strip().split(" +"))
+                    .mapToDouble(Double::parseDouble)
+                    .toArray();
+        } finally {
+            process.destroyForcibly();
+        }
+    }
+}
