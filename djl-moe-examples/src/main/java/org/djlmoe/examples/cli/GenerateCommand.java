@@ -98,7 +98,7 @@ final class GenerateCommand implements Callable<Integer> {
     @Option(
             names = "--prefetch",
             paramLabel = "WAY",
-            defaultValue = "router",
+            defaultValue = "off",
             description =
                     "What is loaded ahead for the next layer: off, router or frequency (default:"
                             + " ${DEFAULT-VALUE}).")
