@@ -19,6 +19,9 @@ import org.djlmoe.routing.ExpertMask;
  */
 public final class LoadReplay {
 
+    /** The discount of {@link EvictionPolicy.Type#DISCOUNTED} unless another is set. */
+    static final double GAMMA = 0.95;
+
     private final int capacity;
     private final EvictionPolicy.Admission admission;
     private final boolean resetPerRequest;
@@ -183,7 +186,7 @@ public final class LoadReplay {
         private int warmUpTokens;
         private ExpertMask residents;
         private ExpertMask fixed;
-        private double gamma = 0.95;
+        private double gamma = GAMMA;
         private long seed;
 
         private Builder() {}

@@ -106,6 +106,41 @@ public final class ExpertKernels {
     }
 
     /**
+     * Computes the router's logits of a chunk, where somebody else chooses the experts.
+     *
+     * @param x [N, H]
+     * @param start first row of the chunk
+     * @param step distance of its rows
+     * @param weights the layer's weights
+     * @param settings the layer's settings
+     * @param logits [N, E], the chunk's rows are filled
+     */
+    public static void routerLogits(
+            NDArray x,
+            int start,
+            int step,
+            List<NDArray> weights,
+            Settings settings,
+            NDArray logits) {
+        KERNELS.run("router_logits", x, start, step, weights, settings.eps(), logits);
+    }
+
+    /**
+     * Computes the combine weights of a chunk whose experts are chosen.
+     *
+     * @param logits [N, E] from {@link #routerLogits}
+     * @param start first row of the chunk
+     * @param step distance of its rows
+     * @param settings the layer's settings
+     * @param ids INT64 [N, topK]
+     * @param combine [N, topK], the chunk's rows are filled
+     */
+    public static void combine(
+            NDArray logits, int start, int step, Settings settings, NDArray ids, NDArray combine) {
+        KERNELS.run("combine_chosen", logits, start, step, settings.renormalize(), ids, combine);
+    }
+
+    /**
      * Runs the experts of a chunk.
      *
      * @param x [N, H]

@@ -46,10 +46,16 @@ final class MoeSegment implements Segment {
         NDArray combine = context.manager().create(routes);
         NDArray y = x.getManager().create(x.getShape());
         List<NDArray> weights = weights(x);
-        ExpertKernels.Selection selection = block.router().selection(x.getManager());
         int chunks = block.chunks(tokens);
-        for (int i = 0; i < chunks; i++) {
-            ExpertKernels.route(x, i, chunks, weights, settings, selection, ids, combine);
+        if (block.router().selector() == null) {
+            ExpertKernels.Selection selection = block.router().selection(x.getManager());
+            for (int i = 0; i < chunks; i++) {
+                ExpertKernels.route(x, i, chunks, weights, settings, selection, ids, combine);
+            }
+        } else {
+            block.router().refuseSelector(training);
+            ids.close();
+            ids = select(x, chunks, weights, combine);
         }
         block.router().observe(ids);
         for (int i = 0; i < chunks; i++) {
@@ -60,6 +66,21 @@ final class MoeSegment implements Segment {
             context.save("combine", combine);
         }
         return new NDList(y);
+    }
+
+    /** Token by token in order: the logits of all rows first, since a chunk takes every K-th. */
+    private NDArray select(NDArray x, int chunks, List<NDArray> weights, NDArray combine) {
+        try (NDArray logits =
+                x.getManager().create(new Shape(x.getShape().get(0), block.router().experts()))) {
+            for (int i = 0; i < chunks; i++) {
+                ExpertKernels.routerLogits(x, i, chunks, weights, settings, logits);
+            }
+            NDArray ids = block.router().select(logits);
+            for (int i = 0; i < chunks; i++) {
+                ExpertKernels.combine(logits, i, chunks, settings, ids, combine);
+            }
+            return ids;
+        }
     }
 
     @Override

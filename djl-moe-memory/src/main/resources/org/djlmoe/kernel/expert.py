@@ -37,6 +37,16 @@ def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: fl
     combine[start::step].copy_(self.combine_weights(logits, chosen, renormalize))
     return 0
 
+# The two halves of route, for experts that are chosen outside: logits [N, E] for the rows start, start + step, ..., and
+# the combine weights of ids [N, k].
+def router_logits(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, logits: Tensor) -> int:
+    logits[start::step].copy_(torch.mm(self.rms_norm(x[start::step], weights[0], eps), weights[1].t()))
+    return 0
+
+def combine_chosen(self, logits: Tensor, start: int, step: int, renormalize: bool, ids: Tensor, combine: Tensor) -> int:
+    combine[start::step].copy_(self.combine_weights(logits[start::step], ids[start::step], renormalize))
+    return 0
+
 # Rows that go to each expert: positions in the flat route list (row * k + slot), grouped by expert, and group sizes.
 def group_routes(self, ids: Tensor, experts: int) -> Tuple[Tensor, List[int]]:
     flat = ids.reshape(-1)
