@@ -7,6 +7,7 @@ import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.Optional;
 import org.djlmoe.kernel.ArrayKernels;
 
 /**
@@ -72,6 +73,16 @@ public final class SegmentContext implements AutoCloseable {
             throw new IllegalStateException("The segment saved no array named " + name);
         }
         return array;
+    }
+
+    /**
+     * Returns an array that may have been saved.
+     *
+     * @param name the name given to {@link #save}
+     * @return the array, empty if the segment saved none of that name
+     */
+    public Optional<NDArray> find(String name) {
+        return Optional.ofNullable(saved.get(name));
     }
 
     /**

@@ -155,32 +155,6 @@ public interface EvictionPolicy {
     }
 
     /**
-     * Makes a policy that needs to know nothing but its type, as {@link LoadReplay} does by
-     * default.
-     *
-     * @param type LRU, LFU, LFU_LIFETIME, FIFO or DISCOUNTED
-     * @param experts the number of experts
-     * @return the policy, before its first token
-     * @throws IllegalArgumentException for the others: RANDOM needs a seed, STATIC its set, and
-     *     BELADY the future
-     */
-    static EvictionPolicy of(Type type, int experts) {
-        return switch (type) {
-            case LRU -> lru(experts);
-            case LFU -> lfu(experts);
-            case LFU_LIFETIME -> lfuLifetime(experts);
-            case FIFO -> fifo(experts);
-            case DISCOUNTED -> discounted(experts, LoadReplay.GAMMA);
-            case RANDOM, STATIC, BELADY ->
-                    throw new IllegalArgumentException(
-                            "The policy "
-                                    + type.jsonName()
-                                    + " takes more than the number of experts: choose lru, lfu,"
-                                    + " lfu_lifetime, fifo or discounted");
-        };
-    }
-
-    /**
      * Evicts the least recently used.
      *
      * @param experts the number of experts

@@ -19,9 +19,6 @@ import org.djlmoe.routing.ExpertMask;
  */
 public final class LoadReplay {
 
-    /** The discount of {@link EvictionPolicy.Type#DISCOUNTED} unless another is set. */
-    static final double GAMMA = 0.95;
-
     private final int capacity;
     private final EvictionPolicy.Admission admission;
     private final boolean resetPerRequest;
@@ -181,7 +178,7 @@ public final class LoadReplay {
         private int warmUpTokens;
         private ExpertMask residents;
         private ExpertMask fixed;
-        private double gamma = GAMMA;
+        private double gamma = 0.95;
         private long seed;
 
         private Builder() {}

@@ -23,7 +23,7 @@ import java.util.List;
 public final class ExpertKernels {
 
     private static final TorchKernels KERNELS =
-            TorchKernels.load(ExpertKernels.class, "norm.py", "expert.py");
+            TorchKernels.load(ExpertKernels.class, "norm.py", "expert.py", "mask.py");
 
     private ExpertKernels() {}
 
@@ -54,8 +54,22 @@ public final class ExpertKernels {
      *     forbids an expert), or {@link TorchKernels#nothing}
      * @param byProbability whether the bias is added to probabilities and not to logits
      * @param protect how many of the router's own first choices no bias displaces
+     * @param outside F32 [E], negative infinity for the experts that the softmax of the combine
+     *     weights leaves out and 0 for the others, or {@link TorchKernels#nothing}
      */
-    public record Selection(NDArray bias, boolean byProbability, int protect) {}
+    public record Selection(NDArray bias, boolean byProbability, int protect, NDArray outside) {
+
+        /**
+         * A ranking whose combine weights come from the softmax over all experts.
+         *
+         * @param bias F64 [E] or {@link TorchKernels#nothing}
+         * @param byProbability whether the bias is added to probabilities and not to logits
+         * @param protect how many of the router's own first choices no bias displaces
+         */
+        public Selection(NDArray bias, boolean byProbability, int protect) {
+            this(bias, byProbability, protect, TorchKernels.nothing());
+        }
+    }
 
     /**
      * What a layer looks like beside its weights.
@@ -100,6 +114,7 @@ public final class ExpertKernels {
                 selection.bias(),
                 selection.byProbability(),
                 selection.protect(),
+                selection.outside(),
                 settings.renormalize(),
                 ids,
                 combine);
@@ -187,9 +202,12 @@ public final class ExpertKernels {
      * @param settings the layer's settings
      * @param balance gradient of every row's router probabilities under a balance loss, from {@link
      *     #balanceGradient}, or {@link TorchKernels#nothing}
+     * @param outside of the forward pass's {@link Selection}
      * @param ids INT64 [N, topK] of the forward pass
      * @param combine [N, topK] of the forward pass
      * @param dx [N, H], the chunk's rows are filled
+     * @param dcombine gradient of the combine weights [N, topK], the chunk's rows are filled, or
+     *     {@link TorchKernels#nothing}
      */
     public static void backward(
             NDArray x,
@@ -200,9 +218,11 @@ public final class ExpertKernels {
             List<NDArray> gradients,
             Settings settings,
             NDArray balance,
+            NDArray outside,
             NDArray ids,
             NDArray combine,
-            NDArray dx) {
+            NDArray dx,
+            NDArray dcombine) {
         KERNELS.run(
                 "experts_backward",
                 x,
@@ -216,9 +236,87 @@ public final class ExpertKernels {
                 settings.residual(),
                 settings.renormalize(),
                 balance,
+                outside,
                 ids,
                 combine,
-                dx);
+                dx,
+                dcombine);
+    }
+
+    /**
+     * Adds the gradient of the factors that the combine weights carry under a mask that is learnt
+     * straight through: for a chosen expert w (dw - sum over the row of w dw) where the weights are
+     * divided by their sum, w dw where not; for any other exactly nothing.
+     *
+     * @param ids INT64 [N, topK] of the forward pass
+     * @param combine [N, topK] of the forward pass
+     * @param dcombine [N, topK] from {@link #backward}
+     * @param settings the layer's settings
+     * @param sums F64 [E], added to
+     */
+    public static void maskGradient(
+            NDArray ids, NDArray combine, NDArray dcombine, Settings settings, NDArray sums) {
+        KERNELS.run("mask_gradient", ids, combine, dcombine, settings.renormalize(), sums);
+    }
+
+    /**
+     * Adds that gradient for dropped experts: on every row of a chunk the best of them run to learn
+     * what they would have added, though they take no part in the output.
+     *
+     * @param x [N, H]
+     * @param start first row of the chunk
+     * @param step distance of its rows
+     * @param g gradient of the output [N, H]
+     * @param weights the layer's weights
+     * @param settings the layer's settings
+     * @param selection the forward pass's, a hard mask
+     * @param extra how many dropped experts run a row, 1 to the number of dropped ones
+     * @param ids INT64 [N, topK] of the forward pass
+     * @param combine [N, topK] of the forward pass
+     * @param dcombine [N, topK] from {@link #backward}
+     * @param sums F64 [E], added to
+     */
+    public static void excludedGradient(
+            NDArray x,
+            int start,
+            int step,
+            NDArray g,
+            List<NDArray> weights,
+            Settings settings,
+            Selection selection,
+            int extra,
+            NDArray ids,
+            NDArray combine,
+            NDArray dcombine,
+            NDArray sums) {
+        KERNELS.run(
+                "excluded_gradient",
+                x,
+                start,
+                step,
+                g,
+                weights,
+                settings.eps(),
+                settings.adapterScale(),
+                selection.bias(),
+                selection.outside(),
+                extra,
+                settings.renormalize(),
+                ids,
+                combine,
+                dcombine,
+                sums);
+    }
+
+    /**
+     * Passes the gradient of the factors on to the mask logits: {@code gradient += slopes * sums}.
+     *
+     * @param sums F64 [E], d loss / d factor
+     * @param slopes F64 [E], d factor / d logit
+     * @param gradient [E], added to
+     */
+    public static void maskLogitsGradient(NDArray sums, NDArray slopes, NDArray gradient) {
+        KERNELS.run("mask_logits_gradient", sums, slopes, gradient);
     }
 
     /**
@@ -244,10 +342,18 @@ public final class ExpertKernels {
      * @param router [E, H]
      * @param settings the layer's settings
      * @param selection how experts are ranked
+     * @param maskLogits [E] of a mask that is learnt straight through: every combine weight carries
+     *     a factor of value 1; {@link TorchKernels#nothing} without such a mask
+     * @param slopes d factor / d logit, F64 [E], or {@link TorchKernels#nothing}
      * @return ids INT64 [N, topK] and combine weights [N, topK]
      */
     public static NDList routePlain(
-            NDArray h, NDArray router, Settings settings, Selection selection) {
+            NDArray h,
+            NDArray router,
+            Settings settings,
+            Selection selection,
+            NDArray maskLogits,
+            NDArray slopes) {
         NDManager manager = h.getManager();
         try (NDArray numbers =
                 manager.create(
@@ -257,7 +363,16 @@ public final class ExpertKernels {
                             settings.renormalize() ? 1 : 0,
                             settings.topK()
                         })) {
-            return KERNELS.record(manager, "router_plain", h, router, selection.bias(), numbers);
+            return KERNELS.record(
+                    manager,
+                    "router_plain",
+                    h,
+                    router,
+                    selection.bias(),
+                    selection.outside(),
+                    numbers,
+                    maskLogits,
+                    slopes);
         }
     }
 

@@ -19,6 +19,7 @@ import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.NamedParameters;
 import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.moe.MoeBlock;
+import org.djlmoe.routing.MaskLogits;
 import org.djlmoe.vocab.VocabProjection;
 
 /**
@@ -229,6 +230,22 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
         return named;
     }
 
+    /**
+     * Returns the logits of masks that train, by name.
+     *
+     * @return name to parameter; empty without such masks
+     */
+    public Map<String, Parameter> maskParameters() {
+        Map<String, Parameter> named = new LinkedHashMap<>();
+        for (int layer = 0; layer < config.numLayers(); layer++) {
+            MaskLogits mask = moe.get(layer).router().mask();
+            if (mask != null) {
+                named.put(prefix(layer) + "mlp." + mask.logits().getName(), mask.logits());
+            }
+        }
+        return named;
+    }
+
     private static String prefix(int layer) {
         return "model.layers." + layer + ".";
     }
@@ -237,6 +254,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
     public Map<String, Parameter> namedParameters() {
         Map<String, Parameter> named = checkpointParameters();
         named.putAll(adapterParameters());
+        named.putAll(maskParameters());
         return named;
     }
 

@@ -12,6 +12,7 @@ import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.TorchKernels;
+import org.djlmoe.routing.MaskLogits;
 
 /**
  * One pass of a {@link MoeBlock}: router over all tokens, then the experts chunk by chunk; rows [N,
@@ -23,6 +24,7 @@ final class MoeSegment implements Segment {
     private final ParameterStore parameterStore;
     private final boolean training;
     private final ExpertKernels.Settings settings;
+    private int excluded;
 
     MoeSegment(MoeBlock block, ParameterStore parameterStore, boolean training) {
         this.block = block;
@@ -64,6 +66,18 @@ final class MoeSegment implements Segment {
         if (context.isRecording()) {
             context.save("ids", ids);
             context.save("combine", combine);
+            if (selection.outside().size() > 0) {
+                // Copies: arrays from values point into Java's memory.
+                context.save("outside", selection.outside().duplicate());
+            }
+            MaskLogits mask = block.router().mask();
+            if (training && mask != null && mask.trains()) {
+                context.save("slopes", mask.slopes(x.getManager()));
+                excluded = excluded(mask, selection);
+                if (excluded > 0) {
+                    context.save("bias", selection.bias().duplicate());
+                }
+            }
         }
         return new NDList(y);
     }
@@ -104,12 +118,56 @@ final class MoeSegment implements Segment {
                                 ids,
                                 block.router().experts(),
                                 block.balanceCoefficient());
+        NDArray outside = context.find("outside").orElseGet(TorchKernels::nothing);
+        NDArray slopes = context.find("slopes").orElse(null);
+        NDArray dcombine =
+                slopes == null ? TorchKernels.nothing() : x.getManager().create(combine.getShape());
         int chunks = block.chunks(x.getShape().get(0));
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.backward(
-                    x, i, chunks, g, weights, gradients, settings, balance, ids, combine, dx);
+                    x, i, chunks, g, weights, gradients, settings, balance, outside, ids, combine,
+                    dx, dcombine);
+        }
+        if (slopes != null) {
+            NDArray sums =
+                    x.getManager().zeros(new Shape(block.router().experts()), DataType.FLOAT64);
+            ExpertKernels.maskGradient(ids, combine, dcombine, settings, sums);
+            for (int i = 0; excluded > 0 && i < chunks; i++) {
+                ExpertKernels.excludedGradient(
+                        x,
+                        i,
+                        chunks,
+                        g,
+                        weights,
+                        settings,
+                        new ExpertKernels.Selection(context.get("bias"), false, 0, outside),
+                        excluded,
+                        ids,
+                        combine,
+                        dcombine,
+                        sums);
+            }
+            NDArray logits =
+                    parameterStore.getValue(
+                            block.router().mask().logits(), x.getDevice(), training);
+            NDArray gradient = context.gradient(logits);
+            if (gradient != null) {
+                ExpertKernels.maskLogitsGradient(sums, slopes, gradient);
+            }
         }
         return new NDList(dx);
+    }
+
+    /** How many dropped experts a row run for their gradient. */
+    private int excluded(MaskLogits mask, ExpertKernels.Selection selection) {
+        if (mask.excluded() == 0 || selection.bias().size() == 0) {
+            return 0;
+        }
+        int dropped = 0;
+        for (double added : selection.bias().toDoubleArray()) {
+            dropped += added == Double.NEGATIVE_INFINITY ? 1 : 0;
+        }
+        return Math.min(mask.excluded(), dropped);
     }
 
     @Override
@@ -119,7 +177,9 @@ final class MoeSegment implements Segment {
 
     @Override
     public boolean hasTrainableParameters() {
-        return parameters().stream().anyMatch(p -> p != null && p.requiresGradient());
+        MaskLogits mask = block.router().mask();
+        return (mask != null && mask.trains())
+                || parameters().stream().anyMatch(p -> p != null && p.requiresGradient());
     }
 
     private List<Parameter> parameters() {

@@ -20,7 +20,8 @@ import org.djlmoe.kernel.TorchKernels;
  * <p>Logits and softmax are computed in F32: in half precision, logits that differ by a thousandth
  * tie, and tokens flip to other experts. Ties go to the lower index. Combine weights are gathered
  * from the softmax over <i>all</i> experts, whatever a mask or a prior does to the ranking, and are
- * divided by their sum if the model does so.
+ * divided by their sum if the model does so; {@link MaskedWeights#KEPT} is the other rule for hard
+ * masks.
  *
  * <ul>
  *   <li>parameter {@code gate.weight}: [E, H]
@@ -37,8 +38,10 @@ public final class Router extends AbstractBlock {
     private double[] bias;
     private boolean byProbability;
     private int protectedTop;
+    private float[] outside;
     private RoutingObserver observer;
     private TokenSelector selector;
+    private MaskLogits mask;
 
     /**
      * Creates a router.
@@ -75,6 +78,21 @@ public final class Router extends AbstractBlock {
      * @throws IllegalArgumentException if a hard mask keeps fewer than k experts
      */
     public void setPrior(boolean[] kept, SelectionPrior prior) {
+        setPrior(kept, prior, MaskedWeights.ALL);
+    }
+
+    /**
+     * Ranks the kept experts of this layer higher, or allows no others.
+     *
+     * @param kept one flag an expert
+     * @param prior how strongly; {@link SelectionPrior#hardMask()} allows no others
+     * @param weights where the combine weights come from; {@link MaskedWeights#KEPT} goes with a
+     *     hard mask alone
+     * @throws IllegalArgumentException if a hard mask keeps fewer than k experts, or a soft prior
+     *     would take its weights from the kept experts
+     */
+    public void setPrior(boolean[] kept, SelectionPrior prior, MaskedWeights weights) {
+        weights.check(prior);
         if (kept.length != experts) {
             throw new IllegalArgumentException(
                     "The mask has " + kept.length + " experts, the router has " + experts);
@@ -101,6 +119,14 @@ public final class Router extends AbstractBlock {
         bias = prior.beta() == 0 ? null : added;
         byProbability = prior.form() == SelectionPrior.Form.PROBABILITY && !prior.isHardMask();
         protectedTop = Math.min(prior.protectedTop(), topK);
+        outside = null;
+        // Weights that are divided by their sum are the same under both rules.
+        if (weights == MaskedWeights.KEPT && !renormalize) {
+            outside = new float[experts];
+            for (int e = 0; e < experts; e++) {
+                outside[e] = kept[e] ? 0 : Float.NEGATIVE_INFINITY;
+            }
+        }
     }
 
     /** Ranks by the router's own logits again. */
@@ -108,6 +134,39 @@ public final class Router extends AbstractBlock {
         bias = null;
         byProbability = false;
         protectedTop = 0;
+        outside = null;
+    }
+
+    /**
+     * Gives the layer a mask that trains through backward. Its parameter must be initialized before
+     * it is used, with the manager of the model.
+     *
+     * @return the mask's logits
+     * @throws IllegalStateException if there is one already
+     */
+    public MaskLogits attachMask() {
+        if (mask != null) {
+            throw new IllegalStateException("This router has mask logits already: detach them");
+        }
+        mask = addChildBlock("mask", new MaskLogits(experts));
+        return mask;
+    }
+
+    /**
+     * Returns the mask that trains.
+     *
+     * @return the mask's logits, or null if there are none
+     */
+    public MaskLogits mask() {
+        return mask;
+    }
+
+    /** Drops the mask that trains; the prior stays as it is. */
+    public void detachMask() {
+        if (mask != null) {
+            children.clear();
+            mask = null;
+        }
     }
 
     /**
@@ -172,6 +231,11 @@ public final class Router extends AbstractBlock {
                     "A token selector ranks logits, but the prior is of the form probability: use"
                             + " additive or scaled");
         }
+        if (outside != null) {
+            throw new IllegalStateException(
+                    "A token selector takes combine weights from all experts: use"
+                            + " MaskedWeights.ALL");
+        }
         double[] added = bias == null ? new double[experts] : bias.clone();
         float[] all = logits.toFloatArray();
         int tokens = all.length / experts;
@@ -217,7 +281,8 @@ public final class Router extends AbstractBlock {
      */
     public ExpertKernels.Selection selection(NDManager manager) {
         NDArray added = bias == null ? TorchKernels.nothing() : manager.create(bias);
-        return new ExpertKernels.Selection(added, byProbability, protectedTop);
+        NDArray left = outside == null ? TorchKernels.nothing() : manager.create(outside);
+        return new ExpertKernels.Selection(added, byProbability, protectedTop, left);
     }
 
     /**
@@ -266,10 +331,20 @@ public final class Router extends AbstractBlock {
         NDArray w = parameterStore.getValue(weight, hidden.getDevice(), training);
         ExpertKernels.Settings settings =
                 new ExpertKernels.Settings(topK, 0, 0, false, renormalize);
+        NDArray logits = TorchKernels.nothing();
+        NDArray slopes = TorchKernels.nothing();
+        if (training && mask != null && mask.trains()) {
+            if (mask.excluded() > 0) {
+                throw new IllegalStateException(
+                        "Running excluded experts for their gradient needs a BoundedTrainer");
+            }
+            logits = parameterStore.getValue(mask.logits(), hidden.getDevice(), true);
+            slopes = mask.slopes(hidden.getManager());
+        }
         NDList chosen =
                 selector == null
                         ? ExpertKernels.routePlain(
-                                hidden, w, settings, selection(hidden.getManager()))
+                                hidden, w, settings, selection(hidden.getManager()), logits, slopes)
                         : selected(hidden, w, training);
         observe(chosen.get(0));
         return chosen;
@@ -295,6 +370,13 @@ public final class Router extends AbstractBlock {
             throw new IllegalStateException(
                     "A token selector is for evaluation and generation: clear it before training,"
                             + " with setSelector(null)");
+        }
+    }
+
+    @Override
+    protected void initializeChildBlocks(NDManager manager, DataType dataType, Shape... shapes) {
+        if (mask != null) {
+            mask.initialize(manager, dataType, new Shape(experts));
         }
     }
 

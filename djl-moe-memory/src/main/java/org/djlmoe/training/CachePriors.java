@@ -29,6 +29,9 @@ import org.djlmoe.routing.TokenSelector;
  */
 public final class CachePriors implements AutoCloseable {
 
+    /** The discount of the discounted policy, as a replay has it by default. */
+    private static final double GAMMA = 0.95;
+
     private final List<MoeBlock> layers;
     private final List<TokenSelector> before = new ArrayList<>();
     private final List<CachePrior> priors;
@@ -49,7 +52,8 @@ public final class CachePriors implements AutoCloseable {
      * @param lambda the strength in mean logit ranges, finite, 0 or above
      * @param logitRanges D of every layer, see {@link #logitRanges}
      * @param capacity C, experts a layer that the cache holds, at least topK
-     * @param policy who leaves a full cache: one of those that {@link EvictionPolicy#of} makes
+     * @param policy who leaves a full cache, as in a {@link org.djlmoe.cache.LoadReplay} with its
+     *     default settings; neither STATIC nor BELADY
      * @param protectedTop J, how many of the router's own first choices are never displaced
      * @return the priors, to be closed
      * @throws IllegalArgumentException if an argument is out of range
@@ -77,7 +81,12 @@ public final class CachePriors implements AutoCloseable {
                             experts,
                             layers.get(l).router().topK(),
                             capacity,
-                            EvictionPolicy.of(policy, experts),
+                            EvictionPolicy.of(
+                                    policy,
+                                    experts,
+                                    GAMMA,
+                                    null,
+                                    EvictionPolicy.layerSeed(0, l, 0)),
                             EvictionPolicy.Admission.ALWAYS);
             priors.add(new CachePrior(cache, lambda, logitRanges[l], protectedTop));
         }

@@ -30,11 +30,12 @@ def combine_weights(self, logits: Tensor, ids: Tensor, renormalize: bool) -> Ten
     return torch.softmax(logits, 1).gather(1, ids)
 
 # Fills ids [N, k] and combine [N, k] for the rows start, start + step, ... The router always computes in F32.
-def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, renormalize: bool, ids: Tensor, combine: Tensor) -> int:
+# outside [E] is empty, or -inf for the experts that the softmax of the combine weights leaves out, 0 for the others.
+def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, outside: Tensor, renormalize: bool, ids: Tensor, combine: Tensor) -> int:
     logits = torch.mm(self.rms_norm(x[start::step], weights[0], eps), weights[1].t())
     chosen = self.select_experts(logits, bias, by_probability, protect, ids.size(1))
     ids[start::step].copy_(chosen)
-    combine[start::step].copy_(self.combine_weights(logits, chosen, renormalize))
+    combine[start::step].copy_(self.combine_weights(self.inside(logits, outside), chosen, renormalize))
     return 0
 
 # The two halves of route, for experts that are chosen outside: logits [N, E] for the rows start, start + step, ..., and
@@ -46,6 +47,9 @@ def router_logits(self, x: Tensor, start: int, step: int, weights: List[Tensor],
 def combine_chosen(self, logits: Tensor, start: int, step: int, renormalize: bool, ids: Tensor, combine: Tensor) -> int:
     combine[start::step].copy_(self.combine_weights(logits[start::step], ids[start::step], renormalize))
     return 0
+
+def inside(self, logits: Tensor, outside: Tensor) -> Tensor:
+    return logits if outside.numel() == 0 else logits + outside
 
 # Rows that go to each expert: positions in the flat route list (row * k + slot), grouped by expert, and group sizes.
 def group_routes(self, ids: Tensor, experts: int) -> Tuple[Tensor, List[int]]:
@@ -123,8 +127,9 @@ def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renorm
     dp = torch.zeros_like(logits).scatter_(1, ids, dcombine)
     return p * (dp - (p * dp).sum(1, True))
 
-# Recomputes gate and up, not down: the gradient of a combine weight is <down' g, activation>.
-def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dbalance: Tensor, ids: Tensor, combine: Tensor, dx: Tensor) -> int:
+# Recomputes gate and up, not down: the gradient of a combine weight is <down' g, activation>. reported [N, k] is filled
+# with the gradients of the combine weights, unless it is empty.
+def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dbalance: Tensor, outside: Tensor, ids: Tensor, combine: Tensor, dx: Tensor, reported: Tensor) -> int:
     experts = weights[2].size(0)
     inner = weights[3].size(2)
     k = ids.size(1)
@@ -162,7 +167,9 @@ def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights:
             dh.index_add_(0, r, self.expert_project_backward(dgu, xs, weights[2], e, weights[4], weights[5], scale, grads[2], grads[4], grads[5]))
         first = last
     dcombine = torch.empty_like(dalpha).index_copy_(0, order, dalpha).reshape([-1, k])
-    logits = torch.mm(h, weights[1].t())
+    if reported.numel() > 0:
+        reported[start::step].copy_(dcombine)
+    logits = self.inside(torch.mm(h, weights[1].t()), outside)
     dlogits = self.logits_backward(logits, idc, dcombine, renormalize, dbalance)
     self.accumulate(grads[1], dlogits, h, 1.0)
     dh.addmm_(dlogits, weights[1])
@@ -173,12 +180,19 @@ def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights:
     return 0
 
 # The plain twins of the above, of operations that autograd differentiates, unbounded: router, then experts.
-# numbers = [by_probability, protect, renormalize, k]; returns ids and combine weights
-def router_plain(self, h: Tensor, router: Tensor, bias: Tensor, numbers: Tensor) -> Tuple[Tensor, Tensor]:
+# numbers = [by_probability, protect, renormalize, k]; theta and slopes [E] of a mask that trains, or empty; returns ids
+# and combine weights
+def router_plain(self, h: Tensor, router: Tensor, bias: Tensor, outside: Tensor, numbers: Tensor, theta: Tensor, slopes: Tensor) -> Tuple[Tensor, Tensor]:
     v = annotate(List[float], numbers.tolist())
     logits = torch.mm(h, router.t())
     ids = self.select_experts(logits.detach(), bias, v[0] > 0, int(v[1]), int(v[3]))
-    return (ids, self.combine_weights(logits, ids, v[2] > 0))
+    c = self.combine_weights(self.inside(logits, outside), ids, v[2] > 0)
+    if theta.numel() == 0:
+        return (ids, c)
+    # A factor of value 1 before the weights are divided by their sum (again, where they are already).
+    factor = (theta - theta.detach()) * slopes.to(dtype=6) + 1.0
+    c = c * factor.index_select(0, ids.reshape(-1)).reshape(ids.size())
+    return (ids, c / c.sum(1, True) if v[2] > 0 else c)
 
 # weights = [gate_up, down, A_gate_up, B_gate_up, A_down, B_down]
 def experts_plain(self, h: Tensor, ids: Tensor, combine: Tensor, weights: List[Tensor], scale: Tensor) -> Tensor:

@@ -16,8 +16,6 @@ import net.jqwik.api.Property;
 import net.jqwik.api.constraints.IntRange;
 import org.djlmoe.routing.SelectionPrior;
 import org.junit.jupiter.api.Test;
-import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.EnumSource;
 
 class CachePriorTest {
 
@@ -139,37 +137,6 @@ class CachePriorTest {
         range.select(new double[] {0, 0, -1}, new double[3], got);
         assertArrayEquals(new int[] {0, 1}, got);
         assertEquals(2, range.mean());
-    }
-
-    @ParameterizedTest
-    @EnumSource(EvictionPolicy.Type.class)
-    void policyOf_type_replaysAsLoadReplayDoesOrIsRefused(EvictionPolicy.Type type) {
-        if (type == EvictionPolicy.Type.RANDOM
-                || type == EvictionPolicy.Type.STATIC
-                || type == EvictionPolicy.Type.BELADY) {
-            assertMessage("The policy " + type.jsonName(), () -> EvictionPolicy.of(type, EXPERTS));
-            return;
-        }
-        ExpertTrace.Builder trace =
-                ExpertTrace.builder().setNumExperts(EXPERTS).setTopK(2).setNumLayers(1);
-        trace.beginRequest();
-        ExpertCache cache =
-                new ExpertCache(
-                        EXPERTS,
-                        2,
-                        3,
-                        EvictionPolicy.of(type, EXPERTS),
-                        EvictionPolicy.Admission.ALWAYS);
-        Random random = new Random(4);
-        int loads = 0;
-        for (int t = 0; t < 200; t++) {
-            int first = random.nextInt(EXPERTS);
-            int[] ids = {first, (first + 1 + random.nextInt(EXPERTS - 1)) % EXPERTS};
-            trace.append(0, ids);
-            loads += cache.request(ids, 0, 2);
-        }
-        ReplayResult replay = LoadReplay.builder().setCapacity(3).build().run(trace.build(), type);
-        assertEquals(replay.misses().get(0), (long) loads);
     }
 
     private static void assertMessage(

@@ -100,6 +100,7 @@ class ExpertKernelsTest {
         NDArray combine;
         NDArray y;
         NDArray dx;
+        NDArray dcombine;
         final Map<Weights, NDArray> gradients = new EnumMap<>(Weights.class);
     }
 
@@ -149,6 +150,7 @@ class ExpertKernelsTest {
         run.combine = manager.full(routes, Float.NaN);
         run.y = manager.full(x.getShape(), Float.NaN);
         run.dx = manager.full(x.getShape(), Float.NaN);
+        run.dcombine = manager.full(routes, Float.NaN);
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.route(x, i, chunks, weights, settings, selection, run.ids, run.combine);
         }
@@ -166,9 +168,11 @@ class ExpertKernelsTest {
                     gradients,
                     settings,
                     TorchKernels.nothing(),
+                    selection.outside(),
                     run.ids,
                     run.combine,
-                    run.dx);
+                    run.dx,
+                    run.dcombine);
         }
         return run;
     }
@@ -350,9 +354,11 @@ class ExpertKernelsTest {
                 new ArrayList<>(run.gradients.values()),
                 layer.kernelSettings(),
                 TorchKernels.nothing(),
+                TorchKernels.nothing(),
                 run.ids,
                 run.combine,
-                run.dx);
+                run.dx,
+                TorchKernels.nothing());
         NaiveMoe.Result expected = layer.reference();
         run.gradients.forEach(
                 (w, gradient) ->
@@ -401,7 +407,9 @@ class ExpertKernelsTest {
                             h,
                             weights.get(Weights.ROUTER),
                             settings,
-                            new Selection(TorchKernels.nothing(), false, 0));
+                            new Selection(TorchKernels.nothing(), false, 0),
+                            TorchKernels.nothing(),
+                            TorchKernels.nothing());
             List<NDArray> list = new ArrayList<>(weights.values()).subList(2, 8);
             NDArray y = ExpertKernels.expertsPlain(h, chosen.get(0), chosen.get(1), list, settings);
             assertArrayEquals(flat(expected.ids()), chosen.get(0).toLongArray());

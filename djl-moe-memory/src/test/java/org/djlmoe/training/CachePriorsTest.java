@@ -117,7 +117,7 @@ class CachePriorsTest {
     @ParameterizedTest
     @EnumSource(
             value = EvictionPolicy.Type.class,
-            names = {"LRU", "LFU", "LFU_LIFETIME", "FIFO", "DISCOUNTED"})
+            names = {"LRU", "LFU", "LFU_LIFETIME", "FIFO", "RANDOM", "DISCOUNTED"})
     void evaluate_anyPolicy_traceReplaysToTheLoadsThatWereCounted(EvictionPolicy.Type policy) {
         try (LanguageModel model = model()) {
             double[] ranges = CachePriors.logitRanges(model, text());
