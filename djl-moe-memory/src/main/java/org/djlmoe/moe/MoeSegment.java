@@ -49,8 +49,8 @@ final class MoeSegment implements Segment {
         NDArray y = x.getManager().create(x.getShape());
         List<NDArray> weights = weights(x);
         int chunks = block.chunks(tokens);
+        ExpertKernels.Selection selection = block.router().selection(x.getManager());
         if (block.router().selector() == null) {
-            ExpertKernels.Selection selection = block.router().selection(x.getManager());
             for (int i = 0; i < chunks; i++) {
                 ExpertKernels.route(x, i, chunks, weights, settings, selection, ids, combine);
             }
