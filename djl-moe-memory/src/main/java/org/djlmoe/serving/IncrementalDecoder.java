@@ -6,6 +6,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
+import ai.djl.training.initializer.Initializer;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -139,7 +140,14 @@ public final class IncrementalDecoder implements AutoCloseable {
         NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
         try {
             here.forEach(
-                    (name, parameter) -> parameter.setArray(manager.create(elsewhere.get(name))));
+                    (name, parameter) -> {
+                        if (parameter.getShape() == null) {
+                            parameter.setShape(elsewhere.get(name));
+                        }
+                        parameter.setInitializer(Initializer.ZEROS);
+                        parameter.freeze(true);
+                        parameter.initialize(manager, DataType.FLOAT32);
+                    });
             elsewhere.keySet().removeAll(here.keySet());
             HfCheckpoint.load(folder, here, elsewhere);
             return new IncrementalDecoder(manager, decoder, experts);
