@@ -54,14 +54,41 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
             int cacheSize,
             EvictionPolicy.Type policy,
             StageListener listener) {
+        return measure(
+                model,
+                priors.stream().map(prior -> new ExpertPrior(mask, prior)).toList(),
+                text,
+                cacheSize,
+                policy,
+                listener);
+    }
+
+    /**
+     * Measures a model under priors that may differ in more than their strength.
+     *
+     * @param model the co-adapted model
+     * @param priors candidates
+     * @param text validation text, neither trained on nor reported
+     * @param cacheSize experts a layer that the replayed cache holds
+     * @param policy the replayed cache's policy
+     * @param listener is told of every prior
+     * @return a point a prior, in their order
+     */
+    public static List<Point> measure(
+            LanguageModel model,
+            List<ExpertPrior> priors,
+            Iterable<TokenBatch> text,
+            int cacheSize,
+            EvictionPolicy.Type policy,
+            StageListener listener) {
         LoadReplay replay = LoadReplay.builder().setCapacity(cacheSize).build();
         List<Point> points = new ArrayList<>();
         try {
-            for (SelectionPrior prior : priors) {
-                new ExpertPrior(mask, prior).apply(model.decoder());
+            for (ExpertPrior prior : priors) {
+                prior.apply(model.decoder());
                 Evaluation evaluation = Evaluation.of(model, text, tokens -> {});
                 double loads = replay.run(evaluation.trace(), policy).loadsPerToken();
-                points.add(new Point(prior, evaluation.perplexity(), loads));
+                points.add(new Point(prior.prior(), evaluation.perplexity(), loads));
                 listener.step(points.size(), priors.size(), evaluation.tokens(), evaluation.loss());
             }
         } finally {

@@ -77,6 +77,8 @@ public final class NaiveMoe {
     private final Map<Weights, Value[]> weights = new EnumMap<>(Weights.class);
     private final Value[][] gateUp;
     private final Value[][] down;
+    private Mask mask;
+    private Value[] factors;
 
     private NaiveMoe(Settings settings, Map<Weights, double[]> numbers) {
         this.settings = settings;
@@ -121,6 +123,64 @@ public final class NaiveMoe {
         return new NaiveMoe(settings, weights).run(select, balanceCoefficient, x, dy);
     }
 
+    /**
+     * A mask on the layer: the combine weight of expert e carries the factor m_e, 1 where it is
+     * kept and 0 where not, before the weights of a token are divided by their sum.
+     *
+     * @param kept whether an expert is kept
+     * @param excluded how many dropped experts a token run along with factor 0, the best by logit
+     * @param keptOnly whether weights come from the softmax over the kept experts alone
+     */
+    public record Mask(boolean[] kept, int excluded, boolean keptOnly) {}
+
+    /** The result under a mask, and the gradients of the factors. */
+    public record Masked(Result result, double[] factorGradients) {}
+
+    /** Runs the layer under a mask; ids and combine weights have the excluded experts last. */
+    public static Masked run(
+            Settings settings, Map<Weights, double[]> weights, Mask mask, double[] x, double[] dy) {
+        NaiveMoe layer = new NaiveMoe(settings, weights);
+        double[] factors = new double[settings.experts];
+        Arrays.setAll(factors, e -> mask.kept[e] ? 1 : 0);
+        layer.mask = mask;
+        layer.factors = layer.graph.leaves(factors);
+        Function<double[], int[]> select =
+                logits -> {
+                    int[] chosen = best(logits, mask.kept, true, settings.topK);
+                    int[] extra = best(logits, mask.kept, false, mask.excluded);
+                    int[] both = Arrays.copyOf(chosen, chosen.length + extra.length);
+                    System.arraycopy(extra, 0, both, chosen.length, extra.length);
+                    return both;
+                };
+        Result result = layer.run(select, 0, x, dy);
+        return new Masked(result, Graph.gradients(layer.factors));
+    }
+
+    private static int[] best(double[] logits, boolean[] kept, boolean of, int n) {
+        return java.util.stream.IntStream.range(0, logits.length)
+                .filter(e -> kept[e] == of)
+                .boxed()
+                .sorted((a, b) -> Double.compare(logits[b], logits[a]))
+                .limit(n)
+                .mapToInt(e -> e)
+                .toArray();
+    }
+
+    /** The combine weights of a token before they are divided by their sum. */
+    private Value[] masked(Value[] p, int[] ids) {
+        Value[] c = new Value[ids.length];
+        double[] ones = new double[p.length];
+        Arrays.setAll(ones, e -> mask.kept[e] ? 1 : 0);
+        Value ofKept = graph.sum(ones, p);
+        Arrays.setAll(
+                c,
+                i -> {
+                    Value own = mask.keptOnly ? graph.divide(p[ids[i]], ofKept) : p[ids[i]];
+                    return graph.times(own, factors[ids[i]]);
+                });
+        return c;
+    }
+
     /** The k largest logits, of equal ones the lower index. */
     public static Function<double[], int[]> topK(int k) {
         return logits ->
@@ -146,7 +206,10 @@ public final class NaiveMoe {
             ids[t] = select.apply(Graph.numbers(logits));
             Value[] p = graph.softmax(logits);
             probabilities[t] = p;
-            Value[] c = Arrays.stream(ids[t]).mapToObj(e -> p[e]).toArray(Value[]::new);
+            Value[] c =
+                    mask == null
+                            ? Arrays.stream(ids[t]).mapToObj(e -> p[e]).toArray(Value[]::new)
+                            : masked(p, ids[t]);
             c = settings.renormalize ? graph.normalize(c) : c;
             combine[t] = Graph.numbers(c);
             Value[] out = settings.residual ? row : graph.leaves(new double[settings.hidden]);
