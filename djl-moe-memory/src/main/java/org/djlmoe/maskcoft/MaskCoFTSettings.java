@@ -27,6 +27,7 @@ public final class MaskCoFTSettings {
     private final double temperature;
     private final double loadWeight;
     private final double softBeta;
+    private final int protectedTop;
     private final Integer cacheSize;
     private final EvictionPolicy.Type policy;
     private final double perplexityLimit;
@@ -50,6 +51,7 @@ public final class MaskCoFTSettings {
         temperature = options.temperature;
         loadWeight = options.loadWeight;
         softBeta = options.softBeta;
+        protectedTop = options.protectedTop;
         cacheSize = options.cacheSize;
         policy = options.policy;
         perplexityLimit = options.perplexityLimit;
@@ -102,9 +104,13 @@ public final class MaskCoFTSettings {
 
     /** The prior of a strength. */
     SelectionPrior prior(double beta) {
-        return form == SelectionPrior.Form.PROBABILITY
-                ? SelectionPrior.probability(beta)
-                : SelectionPrior.additive(beta);
+        if (Double.isInfinite(beta)) {
+            return SelectionPrior.hardMask();
+        }
+        return (form == SelectionPrior.Form.PROBABILITY
+                        ? SelectionPrior.probability(beta)
+                        : SelectionPrior.additive(beta))
+                .withProtectedTop(protectedTop);
     }
 
     /**
@@ -222,6 +228,15 @@ public final class MaskCoFTSettings {
      */
     public double loadWeight() {
         return loadWeight;
+    }
+
+    /**
+     * Returns how many of the router's own first choices no prior displaces.
+     *
+     * @return J
+     */
+    public int protectedTop() {
+        return protectedTop;
     }
 
     /**

@@ -51,8 +51,41 @@ final class Figures {
     /** Accuracy of one task. */
     record Task(String task, int questions, double accuracy) {}
 
-    /** Time per output token when experts are loaded from a slower tier. */
-    record Timing(double millisPerToken, double loadingShare) {}
+    /**
+     * Time per output token of an arm whose experts are loaded from a file.
+     *
+     * @param arm the arm
+     * @param widened the factor on the width of its experts
+     * @param millisPerToken mean time per output token
+     * @param loadingShare share of it in which the computation stood still for loads
+     * @param loadsPerToken loads that were made
+     */
+    record Timing(
+            Arm arm,
+            int widened,
+            double millisPerToken,
+            double loadingShare,
+            double loadsPerToken) {}
+
+    /**
+     * The times of all arms of a seed, measured in turn.
+     *
+     * @param unit its name, which is that of its file
+     * @param settings a text of all settings that it depends on
+     * @param seed the seed
+     * @param reads where loads came from
+     * @param timings the times
+     */
+    record Times(String unit, String settings, long seed, String reads, List<Timing> timings) {
+
+        /** Finds an arm's, or null. */
+        Timing of(Arm arm, int widened) {
+            return timings.stream()
+                    .filter(t -> t.arm == arm && t.widened == widened)
+                    .findFirst()
+                    .orElse(null);
+        }
+    }
 
     /**
      * A sweep of one arm on one seed.
@@ -63,7 +96,6 @@ final class Figures {
      * @param withinLimit whether that one kept the perplexity limit
      * @param other the chosen strength on the other language
      * @param tasks accuracies at the chosen strength, in the tasks' order; empty if not asked
-     * @param timing null if not measured
      */
     record Series(
             Arm arm,
@@ -71,8 +103,7 @@ final class Figures {
             int chosen,
             boolean withinLimit,
             Point other,
-            List<Task> tasks,
-            Timing timing) {
+            List<Task> tasks) {
 
         Point choice() {
             return points.get(chosen);

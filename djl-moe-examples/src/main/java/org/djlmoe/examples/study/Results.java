@@ -9,9 +9,16 @@ import java.util.stream.Stream;
 final class Results {
 
     private final List<Figures.Unit> units;
+    private final List<Figures.Times> times;
 
-    Results(List<Figures.Unit> units) {
+    Results(List<Figures.Unit> units, List<Figures.Times> times) {
         this.units = List.copyOf(units);
+        this.times = List.copyOf(times);
+    }
+
+    /** Returns the times of the seeds that were timed. */
+    List<Figures.Times> times() {
+        return times;
     }
 
     List<Figures.Unit> units() {

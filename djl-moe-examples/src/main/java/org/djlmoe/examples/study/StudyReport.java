@@ -22,9 +22,9 @@ public final class StudyReport {
     private final List<Claims.Claim> claims;
     private final double seconds;
 
-    StudyReport(StudySettings settings, List<Figures.Unit> units, double seconds) {
+    StudyReport(StudySettings settings, Results results, double seconds) {
         this.settings = settings;
-        this.results = new Results(units);
+        this.results = results;
         this.claims = Claims.of(settings, results);
         this.seconds = seconds;
     }
@@ -65,6 +65,7 @@ public final class StudyReport {
         }
         json.put("arms", arms);
         json.put("units", results.units());
+        json.put("times", results.times());
         return json;
     }
 
@@ -189,6 +190,19 @@ public final class StudyReport {
                                     + " hide that some tasks gain what others lose.")
                     .addTable(taskTable());
         }
+        if (!results.times().isEmpty()) {
+            page.addHeading("Time per output token")
+                    .addParagraph(
+                            "Token by token, "
+                                    + settings.cache()
+                                    + " experts a layer cached under "
+                                    + settings.policy().jsonName()
+                                    + ", the others loaded from "
+                                    + results.times().get(0).reads()
+                                    + ". All arms of a seed took turns. Wider experts are padded"
+                                    + " with zeros: the same outputs and more to load.")
+                    .addTable(timeTable());
+        }
         page.addHeading("All strengths").addTable(pointTable()).build().write(file);
     }
 
@@ -207,7 +221,6 @@ public final class StudyReport {
                         EvictionPolicy.Type.BELADY);
         List<String> header = new ArrayList<>(List.of("arm", "strength", "perplexity"));
         policies.forEach(p -> header.add(p.jsonName()));
-        header.add("ms/token");
         header.add("limit kept");
         List<List<?>> rows = new ArrayList<>();
         for (Arm arm : arms()) {
@@ -222,12 +235,6 @@ public final class StudyReport {
                                         s -> s.choice().loads(settings.cache(), policy))
                                 .toString());
             }
-            boolean timed = sweeps.stream().allMatch(s -> s.timing() != null);
-            row.add(
-                    timed
-                            ? spread(arm, settings.kept(), s -> s.timing().millisPerToken())
-                                    .toString()
-                            : "");
             row.add(
                     sweeps.stream().filter(Figures.Series::withinLimit).count()
                             + " of "
@@ -396,6 +403,25 @@ public final class StudyReport {
 
     private String percent(Arm arm, ToDoubleFunction<Figures.Series> share) {
         return String.format(Locale.ROOT, "%.1f", 100 * spread(arm, settings.kept(), share).mean());
+    }
+
+    private ReportTable timeTable() {
+        List<List<?>> rows = new ArrayList<>();
+        for (Figures.Times times : results.times()) {
+            for (Figures.Timing t : times.timings()) {
+                rows.add(
+                        List.of(
+                                times.seed(),
+                                t.arm().label(),
+                                t.widened(),
+                                t.millisPerToken(),
+                                100 * t.loadingShare(),
+                                t.loadsPerToken()));
+            }
+        }
+        return new ReportTable(
+                List.of("seed", "arm", "widened", "ms/token", "% waiting for loads", "loads/token"),
+                rows);
     }
 
     private ReportTable pointTable() {

@@ -16,9 +16,12 @@ import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.cache.ExpertTrace;
 import org.djlmoe.cache.LoadReplay;
 import org.djlmoe.checkpoint.HfCheckpoint;
+import org.djlmoe.checkpoint.SaveOptions;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.PackedTokens;
 import org.djlmoe.data.TokenBatch;
+import org.djlmoe.examples.serving.GenerationBench;
+import org.djlmoe.examples.serving.ServingSettings;
 import org.djlmoe.examples.tasks.TaskFile;
 import org.djlmoe.examples.tasks.TaskGenerator;
 import org.djlmoe.examples.tasks.TaskItem;
@@ -33,6 +36,7 @@ import org.djlmoe.model.MoeConfig;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.SelectionPrior;
+import org.djlmoe.serving.Packing;
 import org.djlmoe.training.CachePriors;
 import org.djlmoe.training.ChoiceEvaluation;
 import org.djlmoe.training.ChoiceQuestion;
@@ -53,6 +57,9 @@ public final class StudyRun {
     private static final int TRAINING_COST = 3;
 
     private static final int LONGEST_TASK_ROW = 150;
+
+    /** Tokens of a timed text that are its prompt. */
+    private static final int PROMPT = 32;
 
     /** Is told what is going on. */
     @FunctionalInterface
@@ -90,7 +97,6 @@ public final class StudyRun {
     private final TextData text;
     private final PackedTokens other;
     private final List<ChoiceQuestion> questions;
-    private final DecodeTimer timer;
     private Listener listener = (label, work, resumed) -> {};
     private String label = "";
 
@@ -105,11 +111,6 @@ public final class StudyRun {
      */
     public StudyRun(StudySettings settings, Set<Arm> arms, Path base, Path folder)
             throws IOException {
-        this(settings, arms, base, folder, DecodeTimer.NONE);
-    }
-
-    StudyRun(StudySettings settings, Set<Arm> arms, Path base, Path folder, DecodeTimer timer)
-            throws IOException {
         this.settings = settings;
         this.arms = EnumSet.of(Arm.BASE, Arm.CONTROL);
         this.arms.addAll(arms);
@@ -120,7 +121,6 @@ public final class StudyRun {
         this.other = TextData.load(settings.otherLanguage(), settings.sequence()).test();
         this.questions = questions(settings);
         this.settingsText = text(settings, base);
-        this.timer = timer;
     }
 
     private static List<ChoiceQuestion> questions(StudySettings settings) throws IOException {
@@ -272,7 +272,8 @@ public final class StudyRun {
         listener = told;
         long start = System.nanoTime();
         List<Figures.Unit> units = units();
-        return new StudyReport(settings, units, (System.nanoTime() - start) / 1e9);
+        Results results = new Results(units, times());
+        return new StudyReport(settings, results, (System.nanoTime() - start) / 1e9);
     }
 
     private List<Figures.Unit> units() throws IOException {
@@ -316,6 +317,9 @@ public final class StudyRun {
                     points.add(point(model, mask, prior, lambda, ranges, arm.steersByCache()));
                     done(pointWork());
                 }
+                if (job.arm == Arm.BASE || job.arm == Arm.CONTROL) {
+                    limit = arm.steersByCache() ? limit : limit(points.get(0));
+                }
                 int choice = choose(points, limit);
                 if (!arm.steersByCache()) {
                     chosen = priors.get(choice);
@@ -333,8 +337,10 @@ public final class StudyRun {
                                 points.get(choice).validation() <= limit,
                                 asks));
             }
-            if (job.kept == 0 || job.kept == settings.kept()) {
-                time(model, mask, chosen, series);
+            if (job.arm != Arm.BASE
+                    && timed(job.seed)
+                    && (job.kept == 0 || job.kept == settings.kept())) {
+                keep(job, model, mask, chosen);
             }
             return new Figures.Unit(
                     job.name(),
@@ -353,15 +359,22 @@ public final class StudyRun {
                 : SelectionPrior.additive(beta).withProtectedTop(settings.protectedTop());
     }
 
-    /** 1.01 times the control's perplexity on the validation text; for the base no limit. */
+    private static double limit(Figures.Point without) {
+        return PriorSweep.TOLERANCE * without.validation();
+    }
+
+    /**
+     * A factor times the control's perplexity on the validation text. The base and the control have
+     * their own without prior, which is not known yet.
+     */
     private static double limit(Job job, List<Figures.Unit> before) {
         if (job.arm == Arm.BASE || job.arm == Arm.CONTROL) {
-            return Double.POSITIVE_INFINITY;
+            return Double.NaN;
         }
         return before.stream()
                 .flatMap(unit -> unit.seed() == job.seed ? unit.series().stream() : null)
                 .filter(series -> series.arm() == Arm.CONTROL)
-                .mapToDouble(series -> PriorSweep.TOLERANCE * series.choice().validation())
+                .mapToDouble(series -> limit(series.choice()))
                 .findFirst()
                 .orElseThrow();
     }
@@ -554,35 +567,92 @@ public final class StudyRun {
             done(questionWork());
         }
         return new Figures.Series(
-                arm,
-                points,
-                choice,
-                withinLimit,
-                point(prior, lambda, foreign, foreign),
-                tasks,
-                null);
+                arm, points, choice, withinLimit, point(prior, lambda, foreign, foreign), tasks);
     }
 
-    /** Merges the adapters, so this comes last. Puts the time into the first series. */
-    private void time(
-            LanguageModel model, ExpertMask mask, SelectionPrior prior, List<Figures.Series> series)
+    /** Keeps the model for {@link #times}. Merges the adapters, so this comes last. */
+    private void keep(Job job, LanguageModel model, ExpertMask mask, SelectionPrior prior)
             throws IOException {
         for (MoeBlock layer : model.decoder().moeBlocks()) {
-            if (layer.experts().adapters() != null) {
-                layer.experts().mergeAdapters();
+            layer.experts().mergeAdapters();
+        }
+        Path folder = store.model(job.name());
+        model.save(folder, SaveOptions.builder().build());
+        if (mask != null) {
+            new ExpertPrior(mask, prior).save(folder);
+        }
+    }
+
+    private boolean timed(long seed) {
+        return settings.seeds().indexOf(seed) < settings.timedSeeds();
+    }
+
+    private List<Figures.Times> times() throws IOException {
+        List<Figures.Times> all = new ArrayList<>();
+        for (long seed : settings.seeds().stream().filter(this::timed).toList()) {
+            List<Job> jobs =
+                    jobs().stream()
+                            .filter(job -> job.arm != Arm.BASE && job.seed == seed)
+                            .filter(job -> job.kept == 0 || job.kept == settings.kept())
+                            .toList();
+            String name = "times-seed" + seed;
+            String made = settingsText + ", " + jobs.stream().map(Job::name).toList();
+            Figures.Times times = store.readTimes(name, made);
+            label = name;
+            if (times == null) {
+                times = measure(name, made, seed, jobs);
+                store.write(times);
+            }
+            all.add(times);
+        }
+        return all;
+    }
+
+    private Figures.Times measure(String name, String made, long seed, List<Job> jobs)
+            throws IOException {
+        List<int[]> texts = new ArrayList<>();
+        for (TokenBatch batch : text.test().sample(settings.timedTexts(), 1)) {
+            texts.add(batch.inputs());
+        }
+        try {
+            return measure(name, made, seed, jobs, texts, true);
+        } catch (IOException | UnsupportedOperationException e) {
+            // Not every file system lets a reader go around the page cache.
+            return measure(name, made, seed, jobs, texts, false);
+        }
+    }
+
+    private Figures.Times measure(
+            String name, String made, long seed, List<Job> jobs, List<int[]> texts, boolean cold)
+            throws IOException {
+        List<Figures.Timing> timings = new ArrayList<>();
+        for (int widen : List.of(1, settings.widen())) {
+            ServingSettings serving =
+                    ServingSettings.offloaded(settings.cache())
+                            .withPolicy(settings.policy())
+                            .withPacking(new Packing(false, widen))
+                            .withCold(cold);
+            List<GenerationBench.Arm> arms = new ArrayList<>();
+            List<Arm> named = new ArrayList<>(List.of(Arm.BASE));
+            arms.add(new GenerationBench.Arm("base", base, null, serving));
+            for (Job job : jobs) {
+                named.add(job.arm);
+                arms.add(GenerationBench.Arm.of(job.name(), store.model(job.name()), serving));
+            }
+            List<GenerationBench.Result> results = GenerationBench.run(arms, texts, PROMPT);
+            for (int i = 0; i < results.size(); i++) {
+                GenerationBench.Result result = results.get(i);
+                timings.add(
+                        new Figures.Timing(
+                                named.get(i),
+                                widen,
+                                result.millisPerToken(),
+                                result.loadingShare(),
+                                result.loadsPerToken()));
             }
         }
-        rank(model, mask, prior);
-        Figures.Series first = series.get(0);
-        series.set(
-                0,
-                new Figures.Series(
-                        first.arm(),
-                        first.points(),
-                        first.chosen(),
-                        first.withinLimit(),
-                        first.other(),
-                        first.tasks(),
-                        timer.measure(model)));
+        String reads =
+                cold ? "a file, around the page cache" : "a file that the page cache may hold";
+        return new Figures.Times(name, made, seed, reads, timings);
     }
 }

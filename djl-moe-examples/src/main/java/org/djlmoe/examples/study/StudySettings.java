@@ -32,6 +32,9 @@ import org.djlmoe.examples.text.Language;
  * @param policy the eviction policy that claims are about
  * @param betas strengths of static priors, infinity for the hard mask
  * @param lambdas strengths of cache priors
+ * @param timedSeeds how many of the seeds have their decoding timed
+ * @param timedTexts texts that are decoded for it
+ * @param widen the factor on the experts' width that makes loading dominate
  */
 public record StudySettings(
         Language language,
@@ -57,7 +60,10 @@ public record StudySettings(
         List<Integer> caches,
         EvictionPolicy.Type policy,
         List<Double> betas,
-        List<Double> lambdas) {
+        List<Double> lambdas,
+        int timedSeeds,
+        int timedTexts,
+        int widen) {
 
     /** Rows at a time when nothing trains. */
     static final int EVALUATION_BATCH = 16;
@@ -116,11 +122,16 @@ public record StudySettings(
                 EvictionPolicy.Type.LFU_LIFETIME,
                 quick
                         ? List.of(0.5, 1.0, 2.0)
-                        : List.of(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, Double.POSITIVE_INFINITY),
-                quick ? List.of(0.1, 0.3) : List.of(0.0, 0.05, 0.1, 0.2, 0.3, 0.45));
+                        : List.of(0.0, 0.5, 1.0, 1.25, 1.5, 2.0, Double.POSITIVE_INFINITY),
+                quick ? List.of(0.1, 0.3) : List.of(0.0, 0.05, 0.1, 0.2, 0.3, 0.45),
+                quick ? 1 : 2,
+                quick ? 2 : 8,
+                4);
     }
 
-    private static final double RECIPE_BETA = 2;
+    /** The defaults of MaskCoFT. */
+    private static final double RECIPE_BETA = 1.5;
+
     private static final double RECIPE_SHARE = 1;
-    private static final int RECIPE_PROTECTED = 1;
+    private static final int RECIPE_PROTECTED = 0;
 }
