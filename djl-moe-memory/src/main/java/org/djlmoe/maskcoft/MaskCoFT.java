@@ -28,7 +28,7 @@ import org.djlmoe.training.LanguageModel;
  * </ol>
  *
  * <p>Stages 1 and 2 and the additive prior follow arXiv 2609.34077 as far as its abstract tells;
- * the Plackett-Luce estimator, the last steps under a soft prior and the rule that chooses beta are
+ * the Plackett-Luce estimator, training under the soft prior and the rule that chooses beta are
  * this project's own.
  *
  * <p>It pays where loading experts dominates decoding. A model whose experts are all resident gains

@@ -150,8 +150,8 @@ public final class StudyReport {
                                                 + " seed(s), all arms of a seed on the same batches."
                                                 + " Strengths of priors were chosen on validation"
                                                 + " text: the fewest loads at a perplexity of at"
-                                                + " most 1.01 times the control's, or else the"
-                                                + " lowest perplexity. All figures come from test"
+                                                + " most 1.01 times the control's, or else 1.01"
+                                                + " times the lowest of the arm. All figures come from test"
                                                 + " text.",
                                         settings.steps(),
                                         settings.batch() * settings.sequence(),

@@ -5,7 +5,6 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Comparator;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Locale;
@@ -379,20 +378,22 @@ public final class StudyRun {
                 .orElseThrow();
     }
 
-    /** The fewest loads within the limit; if there are none, the lowest perplexity. */
+    /** As {@link PriorSweep#choose} does. */
     static int choose(List<Figures.Point> points, double limit) {
+        List<PriorSweep.Point> sweep = new ArrayList<>();
+        for (Figures.Point point : points) {
+            // The prior is not looked at.
+            sweep.add(
+                    new PriorSweep.Point(
+                            SelectionPrior.additive(0),
+                            point.validation(),
+                            point.validationLoads()));
+        }
+        PriorSweep.Point chosen = PriorSweep.choose(sweep, limit).chosen();
         return IntStream.range(0, points.size())
-                .boxed()
-                .filter(i -> points.get(i).validation() <= limit)
-                .min(Comparator.comparingDouble(i -> points.get(i).validationLoads()))
-                .orElseGet(
-                        () ->
-                                IntStream.range(0, points.size())
-                                        .boxed()
-                                        .min(
-                                                Comparator.comparingDouble(
-                                                        i -> points.get(i).validation()))
-                                        .orElseThrow());
+                .filter(i -> sweep.get(i) == chosen)
+                .findFirst()
+                .orElseThrow();
     }
 
     private ExpertMask mask(Job job, LanguageModel model) {

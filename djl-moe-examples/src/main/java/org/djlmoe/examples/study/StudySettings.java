@@ -122,7 +122,7 @@ public record StudySettings(
                 EvictionPolicy.Type.LFU_LIFETIME,
                 quick
                         ? List.of(0.5, 1.0, 2.0)
-                        : List.of(0.0, 0.5, 1.0, 1.25, 1.5, 2.0, Double.POSITIVE_INFINITY),
+                        : List.of(0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, Double.POSITIVE_INFINITY),
                 quick ? List.of(0.1, 0.3) : List.of(0.0, 0.05, 0.1, 0.2, 0.3, 0.45),
                 quick ? 1 : 2,
                 quick ? 2 : 8,

@@ -40,10 +40,10 @@ public final class TaskGenerator {
     /** Characters of a context, roughly. */
     static final int CONTEXT = 100;
 
-    private static final int LONGEST_SENTENCE = 160;
+    private static final int LONGEST_SENTENCE = 260;
 
     /** How often the documents are gone through for more questions. */
-    private static final int PASSES = 12;
+    private static final int PASSES = 30;
 
     /** The tasks in their order. */
     public static final List<String> TASKS =
