@@ -280,7 +280,12 @@ public final class StudyRun {
         for (Job job : jobs()) {
             label = job.name();
             Figures.Unit unit = store.read(job.name(), settingsText);
-            if (unit == null) {
+            // One that an earlier run made for fewer arms lacks sweeps.
+            if (unit == null
+                    || !unit.series().stream()
+                            .map(Figures.Series::arm)
+                            .toList()
+                            .containsAll(series(job))) {
                 unit = make(job, units);
                 store.write(unit);
             } else {
