@@ -147,6 +147,53 @@ public final class ExpertKernels {
     }
 
     /**
+     * Computes the router's logits, where they are looked at or somebody else chooses the experts.
+     *
+     * @param x [N, H]
+     * @param weights the layer's weights
+     * @param settings the layer's settings
+     * @param scratch of any pass
+     * @param logits [N, E], filled
+     */
+    public static void routerLogits(
+            NDArray x,
+            List<NDArray> weights,
+            Settings settings,
+            ExpertScratch scratch,
+            NDArray logits) {
+        KERNELS.run(
+                "router_logits",
+                x,
+                weights,
+                settings.eps(),
+                scratch.block(),
+                scratch.wide(),
+                logits);
+    }
+
+    /**
+     * Computes the combine weights, from the softmax over all experts, of rows whose experts are
+     * chosen.
+     *
+     * @param logits [N, E] from {@link #routerLogits}
+     * @param settings the layer's settings
+     * @param mask [N], 0 for the rows that do not count in the router's losses, or {@link
+     *     TorchKernels#nothing}
+     * @param sums as in {@link #route}
+     * @param ids INT64 [N, topK]
+     * @param combine [N, topK], filled
+     */
+    public static void combine(
+            NDArray logits,
+            Settings settings,
+            NDArray mask,
+            NDArray sums,
+            NDArray ids,
+            NDArray combine) {
+        KERNELS.run("combine_chosen", logits, settings.renormalize(), mask, sums, ids, combine);
+    }
+
+    /**
      * Runs the experts of a chunk, the shared ones too.
      *
      * @param x [N, H]

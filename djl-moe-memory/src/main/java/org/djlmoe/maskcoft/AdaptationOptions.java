@@ -10,7 +10,7 @@ import org.djlmoe.routing.MaskedWeights;
 public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
 
     int steps;
-    double softShare = 1.0 / 3;
+    double softShare = 1;
     int rank = 16;
     double alpha = 32;
     double learningRate = 1e-3;

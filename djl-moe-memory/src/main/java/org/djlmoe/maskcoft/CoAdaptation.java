@@ -19,6 +19,7 @@ import org.djlmoe.routing.MaskedWeights;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
+import org.djlmoe.training.LogitRanges;
 
 /**
  * Stage 2: routers and low-rank adapters of the experts train together under a fixed mask, with

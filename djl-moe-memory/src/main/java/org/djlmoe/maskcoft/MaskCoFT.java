@@ -13,6 +13,7 @@ import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
+import org.djlmoe.training.LogitRanges;
 
 /**
  * Masked co-adaptive fine-tuning, the whole recipe: a model becomes cheap to serve from a small
@@ -28,7 +29,7 @@ import org.djlmoe.training.LanguageModel;
  * </ol>
  *
  * <p>Stages 1 and 2 and the additive prior follow arXiv 2609.34077 as far as its abstract tells;
- * the Plackett-Luce estimator, the last steps under a soft prior and the rule that chooses beta are
+ * the Plackett-Luce estimator, training under the soft prior and the rule that chooses beta are
  * this project's own.
  *
  * <p>It pays where loading experts dominates decoding. A model whose experts are all resident gains

@@ -20,11 +20,12 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
     double maskLearningRate = 0.1;
     double temperature = 1;
     double loadWeight;
-    double softBeta = 4;
+    double softBeta = 1.5;
+    int protectedTop;
     Integer cacheSize;
     EvictionPolicy.Type policy = EvictionPolicy.Type.LFU_LIFETIME;
     double perplexityLimit = Double.NaN;
-    List<Double> betas = List.of(0.5, 1.0, 2.0, 4.0, 8.0);
+    List<Double> betas = List.of(0.5, 1.0, 1.25, 1.5, 2.0, 4.0);
     SelectionPrior.Form form = SelectionPrior.Form.ADDITIVE;
 
     MaskCoFTOptions() {
@@ -54,6 +55,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
         temperature = settings.temperature();
         loadWeight = settings.loadWeight();
         softBeta = settings.softBeta();
+        protectedTop = settings.protectedTop();
         cacheSize = settings.cacheSize();
         policy = settings.policy();
         perplexityLimit = settings.perplexityLimit();
@@ -154,7 +156,19 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
     }
 
     /**
-     * Sets the beta of the soft prior that the last training steps run under. Default: 4.
+     * Sets how many of the router's own first choices no prior displaces, in training and in
+     * serving. With 1 or more there is a floor below which no beta gets the loads. Default: 0.
+     *
+     * @param value J, 0 or above
+     * @return this builder
+     */
+    public B optProtectedTop(int value) {
+        protectedTop = value;
+        return self();
+    }
+
+    /**
+     * Sets the beta of the soft prior that the last training steps run under. Default: 1.5.
      *
      * @param value 0 or above, or infinity
      * @return this builder
@@ -165,7 +179,8 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
     }
 
     /**
-     * Sets the part of the training steps that run under the soft prior. Default: a third.
+     * Sets the part of the training steps that run under the soft prior. Default: all of them; the
+     * steps before run under the hard mask.
      *
      * @param value 0 to 1
      * @return this builder
@@ -187,7 +202,8 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
     }
 
     /**
-     * Sets the betas to try, each 0 or above; infinity is the hard mask. Default: 0.5, 1, 2, 4, 8.
+     * Sets the betas to try, each 0 or above; infinity is the hard mask. Default: 0.5, 1, 1.25,
+     * 1.5, 2, 4.
      *
      * @param values at least one
      * @return this builder
@@ -278,6 +294,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
         MaskSearch.check(estimator, loadWeight);
         Checks.require(
                 softBeta >= 0, "softBeta is %s: it must be 0 or above, or infinity", softBeta);
+        Checks.require(protectedTop >= 0, "protectedTop is %d: set 0 or more", protectedTop);
         Checks.require(
                 cacheSize == null || cacheSize >= 1, "cacheSize is %d: set 1 or more", cacheSize);
         Checks.require(policy != null, "policy is null: name an eviction policy");

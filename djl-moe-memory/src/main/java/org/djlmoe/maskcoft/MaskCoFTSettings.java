@@ -27,6 +27,7 @@ public final class MaskCoFTSettings {
     private final double temperature;
     private final double loadWeight;
     private final double softBeta;
+    private final int protectedTop;
     private final Integer cacheSize;
     private final EvictionPolicy.Type policy;
     private final double perplexityLimit;
@@ -50,6 +51,7 @@ public final class MaskCoFTSettings {
         temperature = options.temperature;
         loadWeight = options.loadWeight;
         softBeta = options.softBeta;
+        protectedTop = options.protectedTop;
         cacheSize = options.cacheSize;
         policy = options.policy;
         perplexityLimit = options.perplexityLimit;
@@ -102,11 +104,16 @@ public final class MaskCoFTSettings {
 
     /** The prior of a strength. */
     SelectionPrior prior(double beta) {
-        return switch (form) {
-            case ADDITIVE -> SelectionPrior.additive(beta);
-            case SCALED -> SelectionPrior.scaled(beta, 1);
-            case PROBABILITY -> SelectionPrior.probability(beta);
-        };
+        if (Double.isInfinite(beta)) {
+            return SelectionPrior.hardMask();
+        }
+        SelectionPrior prior =
+                switch (form) {
+                    case ADDITIVE -> SelectionPrior.additive(beta);
+                    case SCALED -> SelectionPrior.scaled(beta, 1);
+                    case PROBABILITY -> SelectionPrior.probability(beta);
+                };
+        return prior.withProtectedTop(protectedTop);
     }
 
     /**
@@ -224,6 +231,15 @@ public final class MaskCoFTSettings {
      */
     public double loadWeight() {
         return loadWeight;
+    }
+
+    /**
+     * Returns how many of the router's own first choices no prior displaces.
+     *
+     * @return J
+     */
+    public int protectedTop() {
+        return protectedTop;
     }
 
     /**

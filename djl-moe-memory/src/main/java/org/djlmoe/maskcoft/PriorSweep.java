@@ -13,8 +13,9 @@ import org.djlmoe.training.LanguageModel;
 
 /**
  * Chooses how strongly a mask is preferred at serving: the beta with the fewest expert loads among
- * those whose perplexity on held-out text stays within a limit. If none does, the one of lowest
- * perplexity is chosen, and the result says so.
+ * those whose perplexity on held-out text stays within a limit. If none does, the limit is {@value
+ * #TOLERANCE} times the lowest perplexity of all, and the result says so: betas whose perplexities
+ * differ by noise alone are told apart by their loads.
  *
  * @param points what was measured, in the order of the betas
  * @param chosen the point that was chosen
@@ -115,21 +116,19 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
      * @return the points and the choice; of equal points the earlier
      */
     public static PriorSweep choose(List<Point> points, double perplexityLimit) {
+        if (points.isEmpty()) {
+            throw new IllegalArgumentException("A sweep needs at least one prior");
+        }
+        Point within = fewestLoads(points, perplexityLimit);
+        Point chosen =
+                within == null ? fewestLoads(points, TOLERANCE * lowestPerplexity(points)) : within;
+        return new PriorSweep(List.copyOf(points), chosen, within != null);
+    }
+
+    private static Point fewestLoads(List<Point> points, double limit) {
         return points.stream()
-                .filter(point -> point.perplexity() <= perplexityLimit)
+                .filter(point -> point.perplexity() <= limit)
                 .min(Comparator.comparingDouble(Point::loadsPerToken))
-                .map(point -> new PriorSweep(List.copyOf(points), point, true))
-                .orElseGet(
-                        () ->
-                                new PriorSweep(
-                                        List.copyOf(points),
-                                        points.stream()
-                                                .min(Comparator.comparingDouble(Point::perplexity))
-                                                .orElseThrow(
-                                                        () ->
-                                                                new IllegalArgumentException(
-                                                                        "A sweep needs at least one"
-                                                                                + " prior")),
-                                        false));
+                .orElse(null);
     }
 }

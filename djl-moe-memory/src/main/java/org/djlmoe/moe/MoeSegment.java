@@ -13,7 +13,6 @@ import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.ExpertScratch;
-import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.routing.MaskLogits;
 
@@ -73,12 +72,24 @@ final class MoeSegment implements Segment {
         try (ExpertScratch scratch =
                 ExpertScratch.forward(
                         context.manager(), block.chunkRows(tokens), settings.topK(), weights)) {
-            ExpertKernels.route(
-                    x, 0, 1, weights, settings, selection, counted, sums, ids, combine, scratch);
-            block.router().observe(ids);
-            if (block.router().logitObserver() != null) {
-                showLogits(x, weights);
+            if (block.router().selector() == null) {
+                ExpertKernels.route(
+                        x, 0, 1, weights, settings, selection, counted, sums, ids, combine,
+                        scratch);
+                if (block.router().logitObserver() != null) {
+                    try (NDArray logits = logits(x, weights, scratch)) {
+                        block.router().logitObserver().accept(logits);
+                    }
+                }
+            } else {
+                block.router().refuseSelector(training);
+                try (NDArray logits = logits(x, weights, scratch);
+                        NDArray chosen = block.router().select(logits)) {
+                    chosen.copyTo(ids);
+                    ExpertKernels.combine(logits, settings, counted, sums, ids, combine);
+                }
             }
+            block.router().observe(ids);
             ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
         }
         NDList outputs = new NDList(y.reshape(inputs.head().getShape()));
@@ -200,17 +211,11 @@ final class MoeSegment implements Segment {
                         context.manager(), context.get("sums"), factors[0], factors[1]);
     }
 
-    private void showLogits(NDArray x, List<NDArray> weights) {
-        try (NDManager scope = x.getManager().newSubManager()) {
-            scope.tempAttachAll(x);
-            NDArray gamma = weights.get(ExpertKernels.Weights.NORM.ordinal());
-            NDArray h = gamma.size() == 0 ? x : NormKernels.rmsNormPlain(x, gamma, block.eps());
-            NDArray router = weights.get(ExpertKernels.Weights.ROUTER.ordinal());
-            try (NDArray transposed = router.transpose();
-                    NDArray logits = h.matMul(transposed)) {
-                block.router().logitObserver().accept(logits);
-            }
-        }
+    private NDArray logits(NDArray x, List<NDArray> weights, ExpertScratch scratch) {
+        Shape shape = new Shape(x.getShape().get(0), block.router().experts());
+        NDArray logits = x.getManager().create(shape);
+        ExpertKernels.routerLogits(x, weights, settings, scratch, logits);
+        return logits;
     }
 
     /** How many dropped experts a row run for their gradient. */

@@ -57,6 +57,7 @@ public final class Router extends AbstractBlock {
     private float[] outside;
     private RoutingObserver observer;
     private Consumer<NDArray> logitObserver;
+    private TokenSelector selector;
     private MaskLogits mask;
     private final double biasUpdateRate;
     private final Parameter balanceBias;
@@ -277,6 +278,81 @@ public final class Router extends AbstractBlock {
     }
 
     /**
+     * Sets who chooses the experts, token by token in the order of the rows, instead of the top k
+     * by rank. A prior set here still counts: the selector is told what it adds. Not for training.
+     *
+     * @param value the selector, or null for the ranking alone
+     */
+    public void setSelector(TokenSelector value) {
+        selector = value;
+    }
+
+    /**
+     * Returns who chooses the experts.
+     *
+     * @return the selector, or null for the ranking alone
+     */
+    public TokenSelector selector() {
+        return selector;
+    }
+
+    /**
+     * Has the selector choose.
+     *
+     * @param logits [N, E], one row a token, in order
+     * @return ids INT64 [N, k], owned by the manager of the logits
+     * @throws IllegalStateException if the prior is one over probabilities, which no selector of
+     *     logits can add to, or if the selector chose what it may not
+     */
+    public NDArray select(NDArray logits) {
+        if (bias != null && byProbability) {
+            throw new IllegalStateException(
+                    "A token selector ranks logits, but the prior is of the form probability: use"
+                            + " additive or scaled");
+        }
+        if (outside != null) {
+            throw new IllegalStateException(
+                    "A token selector takes combine weights from all experts: use"
+                            + " MaskedWeights.ALL");
+        }
+        double[] added = bias == null ? new double[experts] : bias.clone();
+        float[] all = logits.toFloatArray();
+        int tokens = all.length / experts;
+        long[] ids = new long[tokens * topK];
+        double[] row = new double[experts];
+        int[] chosen = new int[topK];
+        for (int t = 0; t < tokens; t++) {
+            for (int e = 0; e < experts; e++) {
+                row[e] = all[t * experts + e];
+            }
+            selector.select(row, added, chosen);
+            for (int i = 0; i < topK; i++) {
+                checkChoice(chosen, i, added);
+                ids[t * topK + i] = chosen[i];
+            }
+        }
+        // An array made of Java values points into Java memory; this one outlives the call.
+        try (NDArray view = logits.getManager().create(ids, new Shape(tokens, topK))) {
+            return view.duplicate();
+        }
+    }
+
+    private void checkChoice(int[] chosen, int i, double[] added) {
+        int e = chosen[i];
+        boolean valid = e >= 0 && e < experts && added[e] != Double.NEGATIVE_INFINITY;
+        for (int j = 0; j < i; j++) {
+            valid &= chosen[j] != e;
+        }
+        if (!valid) {
+            throw new IllegalStateException(
+                    "A token selector chose the experts "
+                            + Arrays.toString(chosen)
+                            + ": they must be distinct, allowed and from 0 to "
+                            + (experts - 1));
+        }
+    }
+
+    /**
      * Returns how experts are ranked now, in the form that kernels take.
      *
      * @param manager the owner of the bias
@@ -413,10 +489,35 @@ public final class Router extends AbstractBlock {
             slopes = mask.slopes(hidden.getManager());
         }
         NDList chosen =
-                ExpertKernels.routePlain(
-                        hidden, w, settings, selection(hidden.getManager()), logits, slopes);
+                selector == null
+                        ? ExpertKernels.routePlain(
+                                hidden, w, settings, selection(hidden.getManager()), logits, slopes)
+                        : selected(hidden, w, training);
         observe(chosen.get(0));
         return chosen;
+    }
+
+    private NDList selected(NDArray hidden, NDArray w, boolean training) {
+        refuseSelector(training);
+        NDArray logits = hidden.toType(DataType.FLOAT32, false).matMul(w.transpose());
+        NDArray ids = select(logits);
+        NDArray combine =
+                renormalize ? logits.gather(ids, 1).softmax(1) : logits.softmax(1).gather(ids, 1);
+        return new NDList(ids, combine);
+    }
+
+    /**
+     * Fails if a selector is set: what it chooses depends on what it saw before, so a repeated
+     * forward pass would choose otherwise.
+     *
+     * @param training whether this pass is one of training
+     */
+    public void refuseSelector(boolean training) {
+        if (training && selector != null) {
+            throw new IllegalStateException(
+                    "A token selector is for evaluation and generation: clear it before training,"
+                            + " with setSelector(null)");
+        }
     }
 
     @Override

@@ -19,11 +19,14 @@ import org.djlmoe.checkpoint.HfCheckpoint;
 import org.djlmoe.kernel.AttentionKernels;
 import org.djlmoe.kernel.DecodeKernels;
 import org.djlmoe.kernel.ExpertKernels;
+import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.NormKernels;
+import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.model.MoeDecoder;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.routing.Router;
+import org.djlmoe.routing.TokenSelector;
 
 /**
  * A {@link MoeDecoder} that reads a prompt by chunks and then goes on token by token, each time
@@ -85,6 +88,10 @@ public final class IncrementalDecoder implements AutoCloseable {
                         config.slidingWindow(),
                         config.ropeTheta(),
                         config.rmsNormEps());
+        if (decoder.moeBlocks().stream().anyMatch(block -> block.sharedExperts() != null)) {
+            throw new IllegalArgumentException(
+                    "Serving token by token has no shared experts: this model cannot be served so");
+        }
         Router router = decoder.moeBlocks().get(0).router();
         routeSettings =
                 new ExpertKernels.Settings(
@@ -292,8 +299,9 @@ public final class IncrementalDecoder implements AutoCloseable {
                 DecodeKernels.attention(
                         x, s, attention.get(l), attentionSettings, cache.past(l), between);
                 MoeBlock block = decoder.moeBlocks().get(l);
-                route(scope, l, between, chosen, combine);
-                block.router().observe(chosen);
+                Router router = block.router();
+                route(scope, l, router.selector(), between, chosen, combine);
+                router.observe(chosen);
                 experts.begin(l, chosen.toLongArray(), decoding);
                 if (decoding && n == 1 && l + 1 < config.numLayers()) {
                     prefetch(scope, l + 1, between);
@@ -309,11 +317,41 @@ public final class IncrementalDecoder implements AutoCloseable {
         }
     }
 
-    private void route(NDManager scope, int layer, NDArray x, NDArray ids, NDArray combine) {
+    private void route(
+            NDManager scope,
+            int layer,
+            TokenSelector selector,
+            NDArray x,
+            NDArray ids,
+            NDArray combine) {
         List<NDArray> weights = routing.get(layer);
-        ExpertKernels.Selection selection =
-                decoder.moeBlocks().get(layer).router().selection(scope);
-        ExpertKernels.route(x, 0, 1, weights, routeSettings, selection, ids, combine);
+        Router router = decoder.moeBlocks().get(layer).router();
+        NDArray none = TorchKernels.nothing();
+        long n = x.getShape().get(0);
+        try (ExpertScratch scratch = ExpertScratch.routing(scope, n, config.hiddenSize())) {
+            if (selector == null) {
+                ExpertKernels.route(
+                        x,
+                        0,
+                        1,
+                        weights,
+                        routeSettings,
+                        router.selection(scope),
+                        none,
+                        none,
+                        ids,
+                        combine,
+                        scratch);
+                return;
+            }
+            try (NDArray logits = scope.create(new Shape(n, router.experts()))) {
+                ExpertKernels.routerLogits(x, weights, routeSettings, scratch, logits);
+                try (NDArray chosen = router.select(logits)) {
+                    chosen.copyTo(ids);
+                }
+                ExpertKernels.combine(logits, routeSettings, none, none, ids, combine);
+            }
+        }
     }
 
     private void prefetch(NDManager scope, int next, NDArray x) {
@@ -324,7 +362,8 @@ public final class IncrementalDecoder implements AutoCloseable {
         Shape shape = new Shape(1, config.topK());
         try (NDArray ids = scope.create(shape, DataType.INT64);
                 NDArray combine = scope.create(shape)) {
-            route(scope, next, x, ids, combine);
+            // What a selector chooses depends on what it was asked before, so nobody asks it ahead.
+            route(scope, next, null, x, ids, combine);
             experts.prefetch(next, ids.toLongArray());
         }
     }

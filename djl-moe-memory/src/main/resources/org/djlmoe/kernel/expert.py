@@ -99,6 +99,20 @@ def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: fl
             self.add_router_sums(logits, chosen, self.mask_rows(mask, start, step, first, last), sums)
     return 0
 
+# The two halves of route over all rows, for experts that are chosen outside: logits [N, E], and the combine weights of ids.
+def router_logits(self, x: Tensor, weights: List[Tensor], eps: float, block: int, wide: Tensor, logits: Tensor) -> int:
+    for first in range(0, x.size(0), block):
+        xb = x[first:first + block]
+        h = self.norm_block(xb, weights[0], eps, self.block_rows(wide, block, 0, xb.size(0), x.size(1)))
+        logits[first:first + block].copy_(torch.mm(h, weights[1].t()))
+    return 0
+
+def combine_chosen(self, logits: Tensor, renormalize: bool, mask: Tensor, sums: Tensor, ids: Tensor, combine: Tensor) -> int:
+    combine.copy_(self.combine_weights(logits, ids, renormalize))
+    if sums.numel() > 0:
+        self.add_router_sums(logits, ids, mask, sums)
+    return 0
+
 # With f_e the routes to expert e a row, P_e its mean probability: balance = E * sum over e of f_e P_e, z = mean squared
 # log-sum-exp. Both are zero where no row counts.
 def router_losses(self, sums: Tensor, balance: Tensor, z: Tensor) -> int:

@@ -37,6 +37,7 @@ import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
+import org.djlmoe.training.LogitRanges;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -525,11 +526,13 @@ class MaskCoFTTest {
     }
 
     @Test
-    void choose_noneWithinTheLimit_lowestPerplexityAndSaysSo() {
+    void choose_noneWithinTheLimit_fewestLoadsNearTheLowestPerplexityAndSaysSo() {
         List<Point> points = List.of(point(1, 4.3, 3.0), point(2, 4.1, 2.5), point(4, 4.2, 1.0));
         PriorSweep sweep = PriorSweep.choose(points, 4.0);
         assertEquals(points.get(1), sweep.chosen());
         assertFalse(sweep.withinLimit());
+        List<Point> flat = List.of(point(1, 4.10, 3.0), point(2, 4.13, 2.5), point(4, 4.2, 1.0));
+        assertEquals(flat.get(1), PriorSweep.choose(flat, 4.0).chosen());
         assertThrows(IllegalArgumentException.class, () -> PriorSweep.choose(List.of(), 4));
     }
 

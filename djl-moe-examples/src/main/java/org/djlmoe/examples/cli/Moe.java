@@ -38,6 +38,7 @@ public final class Moe implements Runnable {
                 new EvaluateCommand(),
                 new ReplayCommand(),
                 new GenerateCommand(),
+                new StudyCommand(),
                 new BenchCommand(),
                 new CorpusCommand());
     }

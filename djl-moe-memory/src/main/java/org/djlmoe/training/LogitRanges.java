@@ -1,4 +1,4 @@
-package org.djlmoe.maskcoft;
+package org.djlmoe.training;
 
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
@@ -7,11 +7,11 @@ import java.util.List;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.routing.SelectionPrior;
-import org.djlmoe.training.LanguageModel;
 
 /**
- * Measures D of every layer for the scaled form of a prior: the mean over tokens of the largest
- * minus the smallest router logit, see {@link SelectionPrior#meanLogitRange}.
+ * Measures D of every layer, the unit of {@link CachePriors} and of the scaled form of a static
+ * prior: the mean over tokens of the largest minus the smallest router logit, see {@link
+ * SelectionPrior#meanLogitRange}.
  */
 public final class LogitRanges {
 
@@ -44,11 +44,15 @@ public final class LogitRanges {
         } finally {
             layers.forEach(layer -> layer.router().setLogitObserver(null));
         }
-        Checks.require(tokens > 0, "The text to measure logit ranges on is empty");
+        if (tokens == 0) {
+            throw new IllegalArgumentException("The text to measure logit ranges on is empty");
+        }
         List<Double> ranges = new ArrayList<>();
         for (int l = 0; l < sums.length; l++) {
-            Checks.require(
-                    sums[l] > 0, "Layer %d gives every expert the same logit: it has no range", l);
+            if (!(sums[l] > 0)) {
+                throw new IllegalArgumentException(
+                        "Layer " + l + " gives every expert the same logit: it has no range");
+            }
             ranges.add(sums[l] / tokens);
         }
         return Collections.unmodifiableList(ranges);
