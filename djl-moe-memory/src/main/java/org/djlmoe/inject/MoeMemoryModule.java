@@ -147,6 +147,7 @@ public final class MoeMemoryModule extends AbstractModule {
         if (Double.isFinite(settings.clipNorm())) {
             builder.optClipNorm(settings.clipNorm());
         }
+        settings.stateDirectory().ifPresent(builder::optFileTier);
         return builder.build();
     }
 

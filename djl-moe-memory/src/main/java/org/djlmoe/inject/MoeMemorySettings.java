@@ -2,6 +2,7 @@ package org.djlmoe.inject;
 
 import ai.djl.training.tracker.ParameterTracker;
 import ai.djl.training.tracker.Tracker;
+import java.nio.file.Path;
 import java.util.Optional;
 import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.model.MoeConfig;
@@ -18,6 +19,7 @@ import org.djlmoe.model.MoeConfig;
  * @param zLoss weight of the squared log-sum-exp in the loss, at least 0
  * @param balance coefficient of the routers' balance loss, at least 0
  * @param prior the experts that the routers prefer; empty for none
+ * @param stateDirectory where the optimizer's state lies in mapped files; empty for memory
  * @param seed decides the weights and the random numbers of segments
  */
 public record MoeMemorySettings(
@@ -30,6 +32,7 @@ public record MoeMemorySettings(
         double zLoss,
         double balance,
         Optional<ExpertPrior> prior,
+        Optional<Path> stateDirectory,
         long seed) {
 
     /** Checks the ranges. */
@@ -53,6 +56,7 @@ public record MoeMemorySettings(
                 balance >= 0 && Double.isFinite(balance),
                 "balance must be 0 or more, not " + balance);
         require(prior != null, "prior is null: leave it out for none");
+        require(stateDirectory != null, "stateDirectory is null: leave it out for memory");
     }
 
     private static void require(boolean holds, String problem) {
@@ -85,6 +89,7 @@ public record MoeMemorySettings(
         private double zLoss;
         private double balance;
         private ExpertPrior prior;
+        private Path stateDirectory;
         private long seed;
 
         private Builder() {}
@@ -191,6 +196,19 @@ public record MoeMemorySettings(
         }
 
         /**
+         * Puts the optimizer's state into mapped files instead of memory. They are gone when the
+         * optimizer is closed.
+         *
+         * @param directory an existing folder on a disk; a bad one is refused when the optimizer is
+         *     made
+         * @return this builder
+         */
+        public Builder optStateDirectory(Path directory) {
+            stateDirectory = directory;
+            return this;
+        }
+
+        /**
          * Sets what decides everything random; 0 by default.
          *
          * @param value the seed
@@ -218,6 +236,7 @@ public record MoeMemorySettings(
                     zLoss,
                     balance,
                     Optional.ofNullable(prior),
+                    Optional.ofNullable(stateDirectory),
                     seed);
         }
     }

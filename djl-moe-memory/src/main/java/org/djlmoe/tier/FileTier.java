@@ -54,6 +54,11 @@ public final class FileTier implements SlotTier {
     FileTier(Path directory, long pieceBytes) {
         this.directory = directory;
         this.pieceBytes = pieceBytes;
+        requireFolder(directory);
+    }
+
+    /** Refuses what is no writable folder on a disk. */
+    static void requireFolder(Path directory) {
         if (!Files.isDirectory(directory)) {
             throw new IllegalArgumentException(
                     "The file tier needs an existing directory, and "
@@ -62,7 +67,7 @@ public final class FileTier implements SlotTier {
         }
         try {
             requireDisk(directory, Files.getFileStore(directory).type());
-            openFile().close();
+            open(newFile(directory)).close();
         } catch (IOException e) {
             throw new IllegalArgumentException(
                     "The file tier cannot write to "
@@ -81,18 +86,22 @@ public final class FileTier implements SlotTier {
                             + " lies in memory (a file system of type "
                             + type
                             + "), where a file tier frees none: name a directory on a disk, for"
-                            + " instance with optFileTier(directory) of SelectiveCheckpointOffload");
+                            + " instance with optFileTier(directory) of the builder of"
+                            + " SelectiveCheckpointOffload or OffloadStreamAdamW");
         }
     }
 
-    private FileChannel openFile() throws IOException {
-        Path file =
-                directory.resolve(
-                        "djl-moe-"
-                                + ProcessHandle.current().pid()
-                                + "-"
-                                + FILES.incrementAndGet()
-                                + ".slot");
+    /** Returns a name that no other file in a directory has. */
+    static Path newFile(Path directory) {
+        return directory.resolve(
+                "djl-moe-"
+                        + ProcessHandle.current().pid()
+                        + "-"
+                        + FILES.incrementAndGet()
+                        + ".slot");
+    }
+
+    private static FileChannel open(Path file) throws IOException {
         return FileChannel.open(
                 file,
                 StandardOpenOption.CREATE_NEW,
@@ -118,7 +127,7 @@ public final class FileTier implements SlotTier {
     @Override
     public Slot newSlot(long bytes) {
         try {
-            FileSlot slot = new FileSlot(openFile(), bytes);
+            FileSlot slot = new FileSlot(open(newFile(directory)), bytes);
             synchronized (slots) {
                 slots.add(slot);
             }

@@ -16,6 +16,38 @@ public interface Tier extends AutoCloseable {
     NDArray allocate(String name, long elements);
 
     /**
+     * Frees an array of this tier.
+     *
+     * @param name the name that it was reserved under; nothing happens if there is none
+     */
+    void free(String name);
+
+    /**
+     * Returns whether arrays here may be out of memory, so that it pays to call {@link #readAhead}
+     * on another thread before an array is used, and {@link #writeBehind} after it.
+     *
+     * @return false unless overridden
+     */
+    default boolean isBackedByFiles() {
+        return false;
+    }
+
+    /**
+     * Brings an array into memory and returns when it is there; it may be used without.
+     *
+     * @param name the name that it was reserved under
+     */
+    default void readAhead(String name) {}
+
+    /**
+     * Writes changes of an array to its file, where memory seems to be too short to keep it.
+     *
+     * @param name the name that it was reserved under
+     * @throws java.io.UncheckedIOException if they cannot be written
+     */
+    default void writeBehind(String name) {}
+
+    /**
      * Returns how much is reserved.
      *
      * @return the size of all arrays of this tier, in bytes

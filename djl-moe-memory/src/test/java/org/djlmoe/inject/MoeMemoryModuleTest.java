@@ -1,5 +1,6 @@
 package org.djlmoe.inject;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertSame;
@@ -20,7 +21,9 @@ import com.google.inject.AbstractModule;
 import com.google.inject.Guice;
 import com.google.inject.Injector;
 import com.google.inject.Module;
+import com.google.inject.ProvisionException;
 import com.google.inject.util.Modules;
+import java.nio.file.Path;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
 import org.djlmoe.autograd.BoundedTrainer;
@@ -35,6 +38,7 @@ import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
 import org.djlmoe.vocab.RingDtpLoss;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 
 class MoeMemoryModuleTest {
 
@@ -67,6 +71,16 @@ class MoeMemoryModuleTest {
 
     private static MoeMemoryModule module() {
         return new MoeMemoryModule(settings().build());
+    }
+
+    @Test
+    void optimizer_stateInFiles_sameLossesAndABadFolderIsRefused(@TempDir Path folder) {
+        assertArrayEquals(train(module()), train(with(b -> b.optStateDirectory(folder))));
+        ProvisionException e =
+                assertThrows(
+                        ProvisionException.class,
+                        () -> train(with(b -> b.optStateDirectory(folder.resolve("none")))));
+        assertTrue(e.getMessage().contains("none"), e.getMessage());
     }
 
     /** Trains two steps with what an injector makes; the loss before each and after both. */
