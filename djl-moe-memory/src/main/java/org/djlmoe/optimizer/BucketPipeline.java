@@ -10,6 +10,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.concurrent.Future;
 import java.util.concurrent.atomic.LongAdder;
 import org.djlmoe.autograd.WorkerThread;
@@ -18,15 +19,15 @@ import org.djlmoe.optimizer.StateBuckets.Bucket;
 import org.djlmoe.tier.Tier;
 
 /**
- * Updates buckets one after the other, in one of three ways.
+ * Updates buckets one after the other, each in one of three ways.
  *
  * <ul>
- *   <li>In place in memory: nothing but the update, on the calling thread.
- *   <li>In place in files: while a bucket is updated, another thread reads the next one ahead and a
- *       third writes the last one.
- *   <li>Staged, where the update cannot run where the state lies, as on a GPU: while a bucket is
- *       updated in one staging buffer, the next is fetched to the other, once what that one held is
- *       written back. Two buffers, made once; all is written back when a run returns.
+ *   <li>In memory, in place: nothing but the update, on the calling thread.
+ *   <li>In files that are in memory, in place: another thread sees beforehand that they are.
+ *   <li>Staged, where the update cannot run where the state lies, as on a GPU, or where files are
+ *       not in memory: while a bucket is updated in one staging buffer, another thread fetches the
+ *       next to the other, once a third has written back what that one held. Two buffers, made
+ *       once; all is written back when a run returns.
  * </ul>
  */
 final class BucketPipeline implements AutoCloseable {
@@ -51,10 +52,8 @@ final class BucketPipeline implements AutoCloseable {
     private final NDArray[] slots = new NDArray[SLOTS];
     private NDArray scratch;
 
-    /** Buckets of files that are being read ahead of a later run, or written behind this one. */
+    /** Buckets of files that are being read ahead of a later run. */
     private final Map<Bucket, Future<?>> ahead = new HashMap<>();
-
-    private final Map<Bucket, Future<?>> behind = new HashMap<>();
 
     private final LongAdder fetchNanos = new LongAdder();
     private final LongAdder updateNanos = new LongAdder();
@@ -77,46 +76,54 @@ final class BucketPipeline implements AutoCloseable {
      */
     void run(List<Job> jobs, Bucket next, Device device, Update update) {
         boolean staged = alwaysStaged || device.isGpu();
-        boolean files = tier.isBackedByFiles();
         if (staged) {
             makeSlots(jobs, device);
         }
-        if (!files && (!staged || jobs.size() == 1)) {
+        if (!tier.isBackedByFiles() && (!staged || jobs.size() == 1)) {
             for (Job job : jobs) {
-                AdamWKernels.State state = timed(fetchNanos, () -> fetch(job, 0, staged));
-                updated(update, job, state);
-                timed(writeNanos, () -> write(job, 0, staged));
+                Fetched fetched = timed(fetchNanos, () -> fetch(job, 0, staged, device));
+                updated(update, job, fetched.state);
+                timed(writeNanos, () -> write(job, fetched));
             }
             return;
         }
-        overlapped(jobs, next, staged, update);
+        overlapped(jobs, next, staged, device, update);
     }
 
-    private void overlapped(List<Job> jobs, Bucket next, boolean staged, Update update) {
+    /** State where it is updated, and how it came there and goes back. */
+    private record Fetched(AdamWKernels.State state, Origin origin) {}
+
+    private enum Origin {
+        IN_PLACE,
+        COPIED,
+        READ
+    }
+
+    private void overlapped(
+            List<Job> jobs, Bucket next, boolean staged, Device device, Update update) {
         startThreads();
-        reportFailures();
-        List<Future<AdamWKernels.State>> fetches = new ArrayList<>();
+        List<Future<Fetched>> fetches = new ArrayList<>();
         List<Future<?>> writes = new ArrayList<>();
         try {
             for (int k = 0; k < jobs.size(); k++) {
                 while (fetches.size() < jobs.size() && fetches.size() <= k + 1) {
                     int i = fetches.size();
-                    Future<?> before = i < SLOTS || !staged ? null : writes.get(i - SLOTS);
-                    fetches.add(submitFetch(jobs.get(i), i % SLOTS, staged, before));
+                    Future<?> before = i < SLOTS ? null : writes.get(i - SLOTS);
+                    fetches.add(submitFetch(jobs, i, before, staged, device));
                 }
-                AdamWKernels.State state = stalled(fetches.get(k));
+                Fetched fetched = stalled(fetches.get(k));
                 Job job = jobs.get(k);
-                updated(update, job, state);
-                int slot = k % SLOTS;
-                if (staged) {
-                    writes.add(
-                            writer.submit(() -> timed(writeNanos, () -> write(job, slot, true))));
-                } else {
-                    writeBehind(job.bucket);
-                }
+                updated(update, job, fetched.state);
+                writes.add(
+                        fetched.origin == Origin.IN_PLACE
+                                ? null
+                                : writer.submit(
+                                        () -> timed(writeNanos, () -> write(job, fetched))));
             }
             for (Future<?> write : writes) {
-                stalled(write);
+                if (write != null) {
+                    stalled(write);
+                }
             }
             if (next != null && tier.isBackedByFiles() && !ahead.containsKey(next)) {
                 ahead.put(next, fetcher.submit(() -> timed(fetchNanos, () -> readAhead(next))));
@@ -124,12 +131,13 @@ final class BucketPipeline implements AutoCloseable {
         } finally {
             // What still runs touches buffers that the next step uses.
             fetches.forEach(WorkerThread::settle);
-            writes.forEach(WorkerThread::settle);
+            writes.stream().filter(Objects::nonNull).forEach(WorkerThread::settle);
         }
     }
 
-    private Future<AdamWKernels.State> submitFetch(
-            Job job, int slot, boolean staged, Future<?> before) {
+    private Future<Fetched> submitFetch(
+            List<Job> jobs, int number, Future<?> before, boolean staged, Device device) {
+        Job job = jobs.get(number);
         Future<?> early = ahead.remove(job.bucket);
         return fetcher.submit(
                 () -> {
@@ -137,23 +145,31 @@ final class BucketPipeline implements AutoCloseable {
                         WorkerThread.await(before, "writing back the optimizer's state");
                     }
                     if (early != null) {
-                        WorkerThread.settle(early);
+                        WorkerThread.await(early, "reading the optimizer's state");
                     }
-                    return timed(fetchNanos, () -> fetch(job, slot, staged));
+                    if (!staged && !tier.isInMemory(job.bucket.name)) {
+                        makeSlots(jobs, device);
+                    }
+                    return timed(fetchNanos, () -> fetch(job, number % SLOTS, staged, device));
                 });
     }
 
-    private AdamWKernels.State fetch(Job job, int slot, boolean staged) {
-        tier.readAhead(job.bucket.name);
-        if (!staged) {
-            return job.bucket.state;
+    private Fetched fetch(Job job, int slot, boolean staged, Device device) {
+        String name = job.bucket.name;
+        AdamWKernels.State state = job.bucket.state;
+        if (!device.isGpu() && slots[slot] != null && !tier.isInMemory(name)) {
+            tier.read(name, slots[slot]);
+            return new Fetched(inSlot(state, slot), Origin.READ);
         }
-        kernels.move(slots[slot], job.bucket.state, job.first, job.last);
-        return inSlot(job, slot);
+        tier.readAhead(name);
+        if (!staged) {
+            return new Fetched(state, Origin.IN_PLACE);
+        }
+        kernels.move(slots[slot], state, job.first, job.last);
+        return new Fetched(inSlot(state, slot), Origin.COPIED);
     }
 
-    private AdamWKernels.State inSlot(Job job, int slot) {
-        AdamWKernels.State state = job.bucket.state;
+    private AdamWKernels.State inSlot(AdamWKernels.State state, int slot) {
         return new AdamWKernels.State(slots[slot], state.elements(), state.master());
     }
 
@@ -162,36 +178,13 @@ final class BucketPipeline implements AutoCloseable {
         return null;
     }
 
-    private Void write(Job job, int slot, boolean staged) {
-        if (staged) {
-            kernels.move(job.bucket.state.array(), inSlot(job, slot), job.first, job.last);
+    private Void write(Job job, Fetched fetched) {
+        if (fetched.origin == Origin.COPIED) {
+            kernels.move(job.bucket.state.array(), fetched.state, job.first, job.last);
+        } else if (fetched.origin == Origin.READ) {
+            tier.write(job.bucket.name, fetched.state.array());
         }
-        tier.writeBehind(job.bucket.name);
         return null;
-    }
-
-    /** Nobody waits for it: a mapped file is right without. One request a bucket at a time. */
-    private void writeBehind(Bucket bucket) {
-        Future<?> last = behind.get(bucket);
-        if (last == null || last.isDone()) {
-            behind.put(
-                    bucket,
-                    writer.submit(
-                            () ->
-                                    timed(
-                                            writeNanos,
-                                            () -> {
-                                                tier.writeBehind(bucket.name);
-                                                return null;
-                                            })));
-        }
-    }
-
-    private void reportFailures() {
-        List<Future<?>> done = new ArrayList<>();
-        behind.values().stream().filter(Future::isDone).forEach(done::add);
-        behind.values().removeAll(done);
-        done.forEach(write -> WorkerThread.await(write, "writing the optimizer's state"));
     }
 
     private void startThreads() {

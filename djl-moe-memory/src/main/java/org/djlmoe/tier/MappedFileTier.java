@@ -21,8 +21,8 @@ import org.djlmoe.kernel.TorchKernels;
  * <p>The idea: pages of a mapped file are no memory of the process that it must keep. The operating
  * system holds them as long as nobody else needs the room, and drops and reads them again when
  * memory is short. While all are held, nothing is read or written here and a use costs what it
- * costs in memory. When some were dropped, {@link #readAhead} reads them at the speed of the disk
- * and {@link #writeBehind} has them written early, since only written pages can be dropped.
+ * costs in memory. When some were dropped ({@link #isInMemory} tells), {@link #read} and {@link
+ * #write} move an array at the speed of the disk, where each page of a mapping would be a fault.
  *
  * <p>A file is filled when it is reserved, so that a disk that is full is an error then and not a
  * crash in the middle of an update, and used for ever. It has no name from then on (where the
@@ -40,6 +40,9 @@ public final class MappedFileTier implements Tier {
     /** Direct memory is freed late, so there is one for all. */
     private static final ByteBuffer ZEROS = ByteBuffer.allocateDirect(1 << 16);
 
+    /** Bytes moved at a time; DJL's buffers end at 2 GiB. */
+    private static final long PIECE = 1 << 30;
+
     /** One array: its file, open for as long as it is mapped. */
     private static final class Region {
 
@@ -49,9 +52,6 @@ public final class MappedFileTier implements Tier {
 
         /** Where the system could not remove the name of an open file. */
         final Path remains;
-
-        /** Whether memory seems short: pages had been dropped when they were last asked for. */
-        volatile boolean dropped;
 
         /** Whether the pages were written since, which makes the next change of each a fault. */
         volatile boolean clean;
@@ -174,29 +174,51 @@ public final class MappedFileTier implements Tier {
     }
 
     @Override
+    public boolean isInMemory(String name) {
+        return region(name).pages.isResident();
+    }
+
+    @Override
     public void readAhead(String name) {
         Region region = region(name);
-        region.dropped = !region.pages.isResident();
-        if (region.dropped || region.clean) {
+        if (region.clean || !region.pages.isResident()) {
             region.pages.populate();
             region.clean = false;
         }
     }
 
     @Override
-    public void writeBehind(String name) {
+    public void read(String name, NDArray target) {
         Region region = region(name);
-        if (region.dropped) {
-            write(region);
+        try (NDScope scope = new NDScope()) {
+            FileTier.transfer(target, region.array.size() * Float.BYTES, PIECE, region.file::read);
+        } catch (IOException e) {
+            throw new UncheckedIOException(
+                    "Cannot read the optimizer's state from " + directory, e);
         }
     }
 
-    private void write(Region region) {
+    @Override
+    public void write(String name, NDArray source) {
+        Region region = region(name);
+        try (NDScope scope = new NDScope()) {
+            FileTier.transfer(source, region.array.size() * Float.BYTES, PIECE, region.file::write);
+        } catch (IOException e) {
+            throw failure(e);
+        }
+        flush(region);
+    }
+
+    private UncheckedIOException failure(IOException e) {
+        return new UncheckedIOException("Cannot write the optimizer's state to " + directory, e);
+    }
+
+    private void flush(Region region) {
         try {
             region.file.force(false);
             region.clean = true;
         } catch (IOException e) {
-            throw new UncheckedIOException("Cannot write the optimizer's state to " + directory, e);
+            throw failure(e);
         }
     }
 
@@ -207,7 +229,7 @@ public final class MappedFileTier implements Tier {
      * @throws java.io.UncheckedIOException if they cannot be written
      */
     public synchronized void flush() {
-        regions.values().forEach(this::write);
+        regions.values().forEach(this::flush);
     }
 
     /**

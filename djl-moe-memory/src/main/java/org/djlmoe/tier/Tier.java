@@ -23,13 +23,24 @@ public interface Tier extends AutoCloseable {
     void free(String name);
 
     /**
-     * Returns whether arrays here may be out of memory, so that it pays to call {@link #readAhead}
-     * on another thread before an array is used, and {@link #writeBehind} after it.
+     * Returns whether arrays here may be out of memory, so that it pays to look after them on
+     * another thread before they are used.
      *
      * @return false unless overridden
      */
     default boolean isBackedByFiles() {
         return false;
+    }
+
+    /**
+     * Returns whether all of an array is in memory now. If not, it may be used all the same, but
+     * {@link #read} and {@link #write} are faster.
+     *
+     * @param name the name that it was reserved under
+     * @return true unless overridden
+     */
+    default boolean isInMemory(String name) {
+        return true;
     }
 
     /**
@@ -40,12 +51,29 @@ public interface Tier extends AutoCloseable {
     default void readAhead(String name) {}
 
     /**
-     * Writes changes of an array to its file, where memory seems to be too short to keep it.
+     * Reads an array without bringing it into the memory of the process.
      *
      * @param name the name that it was reserved under
-     * @throws java.io.UncheckedIOException if they cannot be written
+     * @param target filled from its first element on; flat, F32, on the CPU, at least as long
+     * @throws java.io.UncheckedIOException if it cannot be read
+     * @throws UnsupportedOperationException if the array is always in memory
      */
-    default void writeBehind(String name) {}
+    default void read(String name, NDArray target) {
+        throw new UnsupportedOperationException(name + " is in memory");
+    }
+
+    /**
+     * Writes an array that was read with {@link #read}, as far as to the disk: memory is short
+     * then.
+     *
+     * @param name the name that it was reserved under
+     * @param source its values, from its first element on; flat, F32, on the CPU, at least as long
+     * @throws java.io.UncheckedIOException if it cannot be written
+     * @throws UnsupportedOperationException if the array is always in memory
+     */
+    default void write(String name, NDArray source) {
+        throw new UnsupportedOperationException(name + " is in memory");
+    }
 
     /**
      * Returns how much is reserved.

@@ -2,10 +2,14 @@ package org.djlmoe.tier;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
@@ -74,14 +78,22 @@ class MappedFileTierTest {
     @Test
     @EnabledOnOs(OS.LINUX)
     void drop_valuesWritten_memoryFallsAndTheyComeBack() throws IOException {
-        try (MappedFileTier tier = new MappedFileTier(directory)) {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+                MappedFileTier tier = new MappedFileTier(directory)) {
             int n = 3_000_001;
             NDArray a = tier.allocate("a", n);
             KERNELS.run("fill", a);
             Assumptions.assumeTrue(tier.drop(), "this system keeps the pages");
+            assertFalse(tier.isInMemory("a"));
+            NDArray copy = manager.zeros(new Shape(n + 10));
+            tier.read("a", copy);
+            assertEquals(12345f, copy.getFloat(12345));
+            assertEquals(0f, copy.getFloat(n));
             tier.readAhead("a");
-            KERNELS.run("fill", a);
-            tier.writeBehind("a");
+            assertTrue(tier.isInMemory("a"));
+            KERNELS.run("ones", a);
+            tier.write("a", copy);
+            assertEquals(12345f, a.getFloat(12345));
             assertTrue(tier.drop());
             float[] values = a.toFloatArray();
             assertEquals(n, values.length);

@@ -64,6 +64,7 @@ final class ChildMain {
 
     private static String obey(String line, Workload workload) throws IOException {
         if (line.equals("run")) {
+            workload.prepare();
             long start = System.nanoTime();
             workload.run();
             return String.valueOf((System.nanoTime() - start) / 1e9);
