@@ -233,16 +233,16 @@ public final class MappedFileTier implements Tier {
     }
 
     /**
-     * Writes all changes and drops the pages from memory. The next use reads them.
+     * Writes all changes and drops pages from memory. The next use reads them. Linux may keep pages
+     * that were used a moment ago.
      *
-     * @return whether they are gone, which not every operating system allows
+     * @return whether some of each array are gone, which not every operating system allows
      */
     public synchronized boolean drop() {
         flush();
         boolean gone = true;
         for (Region region : regions.values()) {
-            region.pages.drop();
-            gone &= region.pages.isSupported() && !region.pages.isResident();
+            gone &= region.pages.drop();
         }
         return gone;
     }

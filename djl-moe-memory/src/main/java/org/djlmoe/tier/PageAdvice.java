@@ -24,6 +24,8 @@ final class PageAdvice {
     /** Pages are asked for in pieces, since Linux cuts a larger request short. */
     private static final long PIECE = 1L << 20;
 
+    private static final int DROPS = 20;
+
     /** The C library; the names are its own. */
     private interface LibC extends Library {
 
@@ -67,11 +69,6 @@ final class PageAdvice {
         }
     }
 
-    /** Returns whether pages can be dropped and asked after here. */
-    boolean isSupported() {
-        return address != null;
-    }
-
     /** Returns whether all pages are in memory, or it is not known. */
     boolean isResident() {
         if (address == null) {
@@ -106,11 +103,21 @@ final class PageAdvice {
         }
     }
 
-    /** Drops the pages from memory, where the system can. */
-    void drop() {
-        if (address != null) {
+    /**
+     * Drops the pages from memory, where the system can. Those that another processor has just used
+     * escape it, so it takes some tries.
+     *
+     * @return whether some are gone
+     */
+    boolean drop() {
+        for (int tries = 0; address != null && tries < DROPS; tries++) {
             advise(0, bytes, PAGE_OUT);
+            if (!isResident()) {
+                return true;
+            }
+            Thread.yield();
         }
+        return false;
     }
 
     private void advise(long start, long length, int advice) {

@@ -32,12 +32,8 @@ import org.djlmoe.autograd.StepOptimizer.Slot;
 import org.djlmoe.optimizer.BucketPipeline.Job;
 import org.djlmoe.optimizer.StateBuckets.Need;
 import org.djlmoe.tier.HostTier;
-import org.djlmoe.tier.MappedFileTier;
 import org.djlmoe.tier.Tier;
-import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.Test;
-import org.junit.jupiter.api.condition.EnabledOnOs;
-import org.junit.jupiter.api.condition.OS;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -364,35 +360,6 @@ class StateTiersTest {
         assertEquals(memory.keySet(), other.keySet());
         memory.forEach((path, values) -> assertArrayEquals(values, other.get(path), path));
         tier.close();
-    }
-
-    /** As above, with real files and pages that are really dropped. */
-    @Test
-    @EnabledOnOs(OS.LINUX)
-    void step_pagesDropped_sameBitsAsInMemory() {
-        int size = 1 << 18;
-        float[][] results = new float[2][];
-        MappedFileTier files = new MappedFileTier(folder);
-        for (int i = 0; i < 2; i++) {
-            OffloadStreamAdamW.Builder builder = builder().optBucketElements(1 << 16);
-            if (i == 1) {
-                builder.optTier(files);
-            }
-            try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
-                    OffloadStreamAdamW optimizer = builder.build()) {
-                NDArray weight = values(manager, new Random(1), new Shape(size)).duplicate();
-                for (int step = 0; step < 4; step++) {
-                    NDArray gradient = values(manager, new Random(step), new Shape(size));
-                    optimizer.step(List.of(new Slot("w", "w", weight, gradient.duplicate())));
-                    if (i == 1 && step != 2) {
-                        Assumptions.assumeTrue(files.drop(), "this system keeps the pages");
-                    }
-                }
-                results[i] = weight.toFloatArray();
-            }
-        }
-        files.close();
-        assertArrayEquals(results[0], results[1]);
     }
 
     /** The next bucket is read while the last one is updated, and not only then asked for. */

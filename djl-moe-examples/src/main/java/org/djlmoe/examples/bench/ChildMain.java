@@ -72,6 +72,7 @@ final class ChildMain {
             workload.warmUp();
             return "warm";
         } else if (line.equals("peak")) {
+            workload.prepare();
             System.gc();
             try (PeakMeter meter = PeakMeter.start()) {
                 workload.run();

@@ -34,7 +34,8 @@ class BenchCommandTest {
         "vocab --tokens 40 --hidden 8 --vocab 30 --block 16, 4, 1e-5",
         "checkpoint --tokens 64 --hidden 16 --layers 2 --heads 2 --window 16 --intermediate 24, 4, 1e-5",
         // the scale of a norm before another norm has next to no gradient, mostly rounding
-        "dropin --batch 2 --sequence 8 --hidden 16 --layers 2 --heads 2 --vocab 50, 2, 1e-4"
+        "dropin --batch 2 --sequence 8 --hidden 16 --layers 2 --heads 2 --vocab 50, 2, 1e-4",
+        "optimizer --parameters 1000 --array 300 --bucket 128, 8, 1e-3"
     })
     void bench_smallShape_givesTheFormOfJsonAndErrorsOfRounding(
             String line, int cases, double tolerance) {
@@ -44,7 +45,10 @@ class BenchCommandTest {
         JsonObject report = JsonParser.parseString(out.toString()).getAsJsonObject();
         assertEquals(line.split(" ")[0], report.get("bench").getAsString());
         String baseline = report.getAsJsonObject("settings").get("baseline").getAsString();
-        assertEquals(line.startsWith("checkpoint") ? "memory" : "stock", baseline);
+        assertEquals(
+                Map.of("checkpoint", "memory", "optimizer", "djl-adamw")
+                        .getOrDefault(line.split(" ")[0], "stock"),
+                baseline);
         assertEquals(cases, report.getAsJsonArray("cases").size());
         int compared = 0;
         for (JsonElement element : report.getAsJsonArray("cases")) {
