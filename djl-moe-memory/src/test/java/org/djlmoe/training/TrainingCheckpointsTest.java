@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -117,6 +118,10 @@ class TrainingCheckpointsTest {
         }
     }
 
+    private static float[] drawn(Run run) {
+        return run.model.manager().randomUniform(0, 1, new Shape(4)).toFloatArray();
+    }
+
     private static void assertSame(Run expected, Run actual) {
         assertArrayEquals(expected.losses, actual.losses);
         Map<String, float[]> weights = actual.weights();
@@ -137,6 +142,12 @@ class TrainingCheckpointsTest {
                 assertEquals(stop, second.optimizer.updates());
                 second.train(STEPS);
                 assertSame(whole, second);
+                // The engine's own random numbers go on too, though this model draws none.
+                second.train(STEPS + 1);
+                float[] drawn = drawn(second);
+                whole.train(STEPS + 1);
+                assertArrayEquals(drawn(whole), drawn);
+                assertEquals(STEPS + 1, second.trainer.steps());
                 assertFalse(whole.losses[STEPS - 1] == whole.losses[0]);
             }
         }
