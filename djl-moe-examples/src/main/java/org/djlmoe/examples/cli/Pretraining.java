@@ -156,8 +156,18 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
             return Memory.chunks(plan);
         }
         Map<String, String> before = last.get().state().settings();
-        return new LanguageModel.Chunks(
-                Integer.parseInt(before.get(MOE_CHUNK)), Integer.parseInt(before.get(VOCAB_BLOCK)));
+        try {
+            return new LanguageModel.Chunks(
+                    Integer.parseInt(before.get(MOE_CHUNK)),
+                    Integer.parseInt(before.get(VOCAB_BLOCK)));
+        } catch (NumberFormatException e) {
+            throw new UserError(
+                    "--resume: "
+                            + last.get().folder()
+                            + " does not say which chunks the run had; it was not saved by moe"
+                            + " train",
+                    e);
+        }
     }
 
     private LanguageModel model(
