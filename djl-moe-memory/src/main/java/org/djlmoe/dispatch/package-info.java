@@ -1,8 +1,10 @@
 /**
- * Which rank computes which route of a mixture-of-experts layer, and in which chunk: routing counts
- * of a group of ranks come in, plans in pure integers go out.
+ * Which rank computes which route of a mixture-of-experts layer, in which chunk, and the exchange
+ * that makes it so: tokens and their routing come in on every rank, what the experts make of them
+ * goes out on the same rank.
  *
- * <p>Every rank computes the same plan from the same counts, so a plan is never sent. Nothing here
- * holds weights or activations.
+ * <p>Plans and schedules are pure integers; every rank computes the same ones from the same counts,
+ * so a plan is never sent. {@link org.djlmoe.dispatch.PipelinedDispatch} carries them out. It knows
+ * arrays, not blocks, parameters or tapes.
  */
 package org.djlmoe.dispatch;

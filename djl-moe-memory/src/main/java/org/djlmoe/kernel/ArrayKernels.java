@@ -1,10 +1,12 @@
 package org.djlmoe.kernel;
 
+import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.engine.PtNDManager;
 import ai.djl.pytorch.jni.IValue;
+import ai.djl.pytorch.jni.JniUtils;
 
 /** What can be done with, or known of, a tensor but not through DJL's {@link NDArray}. */
 public final class ArrayKernels {
@@ -51,5 +53,15 @@ public final class ArrayKernels {
      */
     public static long version(NDArray array) {
         return (long) KERNELS.callDouble("version", array);
+    }
+
+    /**
+     * Switches the calling thread's gradient mode off for good: for worker threads, which start
+     * with it on.
+     */
+    public static void stopRecording() {
+        // The thread may be the first to need the engine.
+        Engine.getEngine("PyTorch");
+        JniUtils.setGradMode(false);
     }
 }

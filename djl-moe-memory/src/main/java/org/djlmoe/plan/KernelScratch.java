@@ -1,5 +1,6 @@
 package org.djlmoe.plan;
 
+import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.model.MoeConfig;
 
 /**
@@ -267,9 +268,9 @@ final class KernelScratch {
     // expert.py
 
     /** Positions grouped by expert; leaves order, rows and combine weights. */
-    private long groupRoutes(long chunk) {
-        long ids = chunk * k * I64;
-        long weights = chunk * k * F32;
+    private long groupRoutes(long tokens) {
+        long ids = tokens * k * I64;
+        long weights = tokens * k * F32;
         take(ids); // flat
         take(4 * ids); // sorted values and order, and the sort's own copies
         drop(4 * ids);
@@ -279,104 +280,42 @@ final class KernelScratch {
         return 2 * ids + weights;
     }
 
-    /** What the adapters of a projection hold beside its result. */
-    private void adapters(long rows) {
-        take(rows * r * F32);
-        drop(rows * r * F32);
+    /** Rows that go through an expert, or the router, at a time. */
+    private long block(PlanSettings settings) {
+        return ExpertScratch.blockRows(settings.chunk(), (int) k, experts);
     }
 
-    /** Leaves the gradient of the input; drops that of the output and the input. */
-    private void expertProjectBackward(long rows, long in, long out, long dropped) {
-        project(rows, out, in);
-        if (r > 0) {
-            take(2 * rows * r * F32);
-            drop(2 * rows * r * F32);
-        }
-        drop(dropped);
-    }
-
-    private static long busiest(PlanSettings settings) {
-        return (long) Math.ceil(settings.chunk() * settings.busiestShare());
+    /** What a pass through the layer holds from its first chunk to its last. */
+    private long scratch(long block, boolean backward) {
+        return take(ExpertScratch.bytes(block, h, inner, r, half, backward));
     }
 
     static long moeForward(MoeConfig config, PlanSettings settings) {
-        return Math.max(route(config, settings), expertsForward(config, settings));
-    }
-
-    private static long route(MoeConfig config, PlanSettings settings) {
         KernelScratch s = new KernelScratch(config, settings);
-        long chunk = settings.chunk();
-        long logits = chunk * s.experts * F32;
-        long hidden = s.norm(chunk);
-        s.take(logits);
-        s.drop(hidden);
+        long block = s.block(settings);
+        long scratch = s.scratch(block, false);
+        long logits = s.take(block * s.experts * F32);
         s.take(3 * logits); // sorted values, order
-        s.take(chunk * s.k * I64);
+        long chosen = s.take(block * s.k * I64);
         s.drop(3 * logits);
         s.take(logits); // softmax
-        s.drop(2 * logits + chunk * s.k * I64);
-        return s.finish();
-    }
-
-    private static long expertsForward(MoeConfig config, PlanSettings settings) {
-        KernelScratch s = new KernelScratch(config, settings);
-        long chunk = settings.chunk();
-        long rows = busiest(settings);
-        long hidden = s.norm(chunk);
-        long sum = s.take(hidden); // yc
-        long routes = s.groupRoutes(chunk);
-        long input = s.take(rows * s.h * F32);
-        long gateUp = s.project(rows, s.h, 2 * s.inner);
-        s.adapters(rows);
-        s.drop(input);
-        long act = s.take(rows * s.inner * F32);
-        s.drop(gateUp);
-        long out = s.project(rows, s.inner, s.h);
-        s.adapters(rows);
-        s.drop(act + out);
-        s.drop(hidden + sum + routes);
+        s.drop(2 * logits + chosen);
+        s.drop(s.groupRoutes(settings.tokens()));
+        s.drop(scratch);
         return s.finish();
     }
 
     static long moeBackward(MoeConfig config, PlanSettings settings) {
         KernelScratch s = new KernelScratch(config, settings);
-        long chunk = settings.chunk();
-        long rows = busiest(settings);
-        long wide = chunk * s.h * F32;
-        // Every K-th row of the gradient; with one chunk it is the gradient itself.
-        long gradient = s.take(chunk < settings.tokens() ? wide : 0);
-        s.norm(chunk);
-        long routes = s.groupRoutes(chunk);
-        s.take(wide); // dh
-        long dalpha = s.take(chunk * s.k * F32);
-
-        long row = rows * s.h * F32;
-        long i = rows * s.inner * F32;
-        s.take(row); // xs
-        s.project(rows, s.h, 2 * s.inner); // gate, up
-        s.adapters(rows);
-        s.take(3 * i); // sigmoid, silu, activation
-        s.take(row + i); // rows of g, weighted activation
-        s.expertProjectBackward(rows, s.inner, s.h, row + i); // leaves dact
-        s.take(i); // act * dact
-        s.drop(2 * i); // and act
-        s.take(2 * i); // dgu
-        s.take(i); // 1 - sigmoid
-        s.drop(i);
-        s.drop(2 * i + 2 * i + i); // gate and up, sigmoid and silu, dact
-        s.expertProjectBackward(rows, s.h, 2 * s.inner, row + 2 * i);
-        s.drop(row);
-
-        long logits = chunk * s.experts * F32;
-        s.take(dalpha); // dcombine
-        s.drop(dalpha);
-        s.take(2 * logits); // logits, their gradient
-        s.drop(2 * logits);
-        s.drop(dalpha + routes);
-        s.drop(wide); // h
-        s.normBackward(chunk, true);
-        s.take(wide); // + gc
-        s.drop(2 * wide + gradient);
+        long block = s.block(settings);
+        long scratch = s.scratch(block, true);
+        long routes = s.groupRoutes(settings.tokens());
+        long dalpha = settings.tokens() * s.k * F32;
+        s.take(2 * dalpha); // by expert, by token
+        long logits = block * s.experts * F32;
+        s.take(3 * logits); // logits, their gradient, a product
+        s.drop(3 * logits);
+        s.drop(2 * dalpha + routes + scratch);
         return s.finish();
     }
 

@@ -21,8 +21,7 @@ import org.djlmoe.model.MoeConfig;
  * peak is the runtime's base and the largest sum of any phase. Beside each line stands what plain
  * automatic differentiation of the same operations (fused attention included) would hold.
  *
- * <p>Without {@code busiestShare} the plan allows for any routing: one expert may get every token
- * of a chunk. So where the experts of a chunk decide the peak, a balanced run stays below it.
+ * <p>Routing has no part in it: what the experts need is the same for any router.
  *
  * <p>On a CPU an allocator that keeps freed memory holds more than the arrays; the plan has a
  * measured allowance for its holes, the one line that is no count of tensors. The plan's bound is
@@ -223,7 +222,6 @@ public final class MemoryPlan {
         run.put("stateTier", settings.stateTier().name());
         run.put("moeChunkTokens", settings.moeChunkTokens());
         run.put("maxChunks", settings.maxChunks());
-        run.put("busiestShare", settings.busiestShare());
         run.put("vocabBlockTokens", settings.vocabBlockTokens());
         run.put("allocator", settings.allocator().name());
         map.put("settings", run);
@@ -352,9 +350,9 @@ public final class MemoryPlan {
 
         /**
          * What is alive in the fullest phase, less what is alive in all phases. Runs of eight
-         * shapes held 0.7 to 1.6 times as much in holes after three steps. With array sizes
-         * changing from step to step it grows: of 4096 tokens and 8 experts, 2 times after 40
-         * steps. So over long runs this line is an estimate and no bound.
+         * shapes held 0.7 to 1.6 times as much in holes after three steps. It grows: of 4096 tokens
+         * and 8 experts, to 2.2 times after 40 steps. So over long runs this line is an estimate
+         * and no bound.
          */
         private long transientPeak() {
             long always = 0;
@@ -505,11 +503,7 @@ public final class MemoryPlan {
             long moeBackward = training ? KernelScratch.moeBackward(config, settings) : 0;
             add(
                     "experts",
-                    String.format(
-                            Locale.ROOT,
-                            "norm and routes of a chunk; inputs, gate, up, gradients of its busiest"
-                                    + " expert, %.0f%% of the tokens",
-                            100 * settings.busiestShare()),
+                    "routes by expert; inputs, gate, up, gradients of a block of its rows",
                     training
                             ? layers
                                     * tokens

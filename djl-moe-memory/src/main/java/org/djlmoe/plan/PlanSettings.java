@@ -14,8 +14,6 @@ import java.util.Objects;
  * @param stateTier where the optimizer's state lies
  * @param moeChunkTokens tokens a chunk in the MoE layers
  * @param maxChunks how many chunks a MoE layer has at most; where it binds, chunks grow
- * @param busiestShare the part of a chunk's tokens that its busiest expert gets, in (0, 1]; 1
- *     allows for any routing
  * @param vocabBlockTokens tokens whose logits exist at a time
  * @param allocator what the native allocator does with freed memory
  * @param runtimeBytes what the process holds before the model: Java virtual machine, heap, native
@@ -31,7 +29,6 @@ public record PlanSettings(
         StateTier stateTier,
         int moeChunkTokens,
         int maxChunks,
-        double busiestShare,
         int vocabBlockTokens,
         Allocator allocator,
         long runtimeBytes) {
@@ -88,10 +85,6 @@ public record PlanSettings(
         if (frozenHalf && trained == Trained.ALL) {
             throw new IllegalArgumentException(
                     "frozenHalf is for frozen weights, but all parameters train: optAdapters(rank)");
-        }
-        if (!(busiestShare > 0 && busiestShare <= 1)) {
-            throw new IllegalArgumentException(
-                    "busiestShare must be above 0 and at most 1, not " + busiestShare);
         }
         if (runtimeBytes < 0) {
             throw new IllegalArgumentException("runtimeBytes must not be negative");
@@ -157,7 +150,6 @@ public record PlanSettings(
         private StateTier stateTier = StateTier.HOST;
         private int moeChunkTokens = 4096;
         private int maxChunks = 10;
-        private double busiestShare = 1;
         private int vocabBlockTokens = 512;
         private Allocator allocator = Allocator.KEEPS;
         private long runtimeBytes = MemoryPlan.RUNTIME_BYTES;
@@ -174,7 +166,6 @@ public record PlanSettings(
             stateTier = from.stateTier;
             moeChunkTokens = from.moeChunkTokens;
             maxChunks = from.maxChunks;
-            busiestShare = from.busiestShare;
             vocabBlockTokens = from.vocabBlockTokens;
             allocator = from.allocator;
             runtimeBytes = from.runtimeBytes;
@@ -273,17 +264,6 @@ public record PlanSettings(
         }
 
         /**
-         * Sets what part of a chunk's tokens its busiest expert gets. Default: 1, the worst case.
-         *
-         * @param share above 0, at most 1
-         * @return this builder
-         */
-        public Builder optBusiestShare(double share) {
-            busiestShare = share;
-            return this;
-        }
-
-        /**
          * Sets how many tokens have logits at a time. Default: 512.
          *
          * @param tokens the number
@@ -334,7 +314,6 @@ public record PlanSettings(
                     stateTier,
                     moeChunkTokens,
                     maxChunks,
-                    busiestShare,
                     vocabBlockTokens,
                     allocator,
                     runtimeBytes);

@@ -53,6 +53,19 @@ public final class LanguageModelTrainer implements AutoCloseable {
      * @throws IllegalStateException if the loss is not finite; then nothing is updated
      */
     public float step(TokenBatch batch) {
+        float value = accumulate(batch);
+        trainer.step();
+        return value;
+    }
+
+    /**
+     * Adds the gradients of a batch to what the parameters have, without an update.
+     *
+     * @param batch inputs and targets
+     * @return the mean loss, in nats a token
+     * @throws IllegalStateException if the loss is not finite; then there are no gradients of it
+     */
+    public float accumulate(TokenBatch batch) {
         float value;
         engine.setRandomSeed(Long.hashCode(seed * 0x9E3779B97F4A7C15L + steps()));
         try (NDManager scope = trainer.getManager().newSubManager()) {
@@ -70,7 +83,6 @@ public final class LanguageModelTrainer implements AutoCloseable {
                 collector.backward(mean);
             }
         }
-        trainer.step();
         return value;
     }
 

@@ -17,6 +17,7 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.training.GradientCollector;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.EnumMap;
 import java.util.EnumSet;
 import java.util.List;
@@ -40,6 +41,8 @@ class ExpertKernelsTest {
     private static final double BOUND = 1e-5;
     private static final Set<Weights> ADAPTERS =
             EnumSet.of(Weights.GATE_UP_A, Weights.GATE_UP_B, Weights.DOWN_A, Weights.DOWN_B);
+    private static final Set<Weights> SHARED =
+            EnumSet.of(Weights.SHARED_GATE_UP, Weights.SHARED_DOWN, Weights.SHARED_GATE);
     private static final Set<Weights> EXPERTS = EnumSet.of(Weights.GATE_UP, Weights.DOWN);
 
     private NDManager manager;
@@ -62,13 +65,16 @@ class ExpertKernelsTest {
         final Map<Weights, double[]> weights = new EnumMap<>(Weights.class);
         double[] x;
         final double[] dy;
+        NaiveMoe.Losses losses = NaiveMoe.Losses.NONE;
 
         Layer(NaiveMoe.Settings settings, int tokens, boolean norm, long seed) {
             this.settings = settings;
             this.tokens = tokens;
             Random random = new Random(seed);
             for (Weights w : Weights.values()) {
-                if ((norm || w != Weights.NORM) && (settings.rank() > 0 || !ADAPTERS.contains(w))) {
+                if ((norm || w != Weights.NORM)
+                        && (settings.rank() > 0 || !ADAPTERS.contains(w))
+                        && (settings.shared() > 0 || !SHARED.contains(w))) {
                     weights.put(w, random(random, settings.size(w), 0.6));
                 }
             }
@@ -77,7 +83,7 @@ class ExpertKernelsTest {
         }
 
         NaiveMoe.Result reference(Function<double[], int[]> select) {
-            return NaiveMoe.run(settings, weights, select, x, dy);
+            return NaiveMoe.run(settings, weights, select, losses, x, dy);
         }
 
         NaiveMoe.Result reference() {
@@ -100,6 +106,9 @@ class ExpertKernelsTest {
         NDArray combine;
         NDArray y;
         NDArray dx;
+        NDArray balance;
+        NDArray z;
+        NDArray dcombine;
         final Map<Weights, NDArray> gradients = new EnumMap<>(Weights.class);
     }
 
@@ -123,6 +132,18 @@ class ExpertKernelsTest {
             Set<Weights> frozen,
             Selection selection,
             Map<Weights, NDArray> given) {
+        long rows = (layer.tokens + chunks - 1) / chunks;
+        return run(layer, chunks, frozen, selection, given, rows);
+    }
+
+    /** With scratch that was made for chunks of so many rows. */
+    private Run run(
+            Layer layer,
+            int chunks,
+            Set<Weights> frozen,
+            Selection selection,
+            Map<Weights, NDArray> given,
+            long rows) {
         Run run = new Run();
         List<NDArray> weights = new ArrayList<>();
         List<NDArray> gradients = new ArrayList<>();
@@ -149,13 +170,43 @@ class ExpertKernelsTest {
         run.combine = manager.full(routes, Float.NaN);
         run.y = manager.full(x.getShape(), Float.NaN);
         run.dx = manager.full(x.getShape(), Float.NaN);
+        run.dcombine = manager.full(routes, Float.NaN);
+        NDArray mask = mask(layer.losses);
+        NDArray sums = TorchKernels.nothing();
+        if (layer.losses != NaiveMoe.Losses.NONE) {
+            sums = manager.zeros(new Shape(2L * layer.settings.experts() + 2), DataType.FLOAT64);
+        }
+        ExpertScratch scratch = ExpertScratch.forward(manager, rows, settings.topK(), weights);
         for (int i = 0; i < chunks; i++) {
-            ExpertKernels.route(x, i, chunks, weights, settings, selection, run.ids, run.combine);
+            ExpertKernels.route(
+                    x,
+                    i,
+                    chunks,
+                    weights,
+                    settings,
+                    selection,
+                    mask,
+                    sums,
+                    run.ids,
+                    run.combine,
+                    scratch);
         }
         for (int i = 0; i < chunks; i++) {
-            ExpertKernels.forward(x, i, chunks, weights, settings, run.ids, run.combine, run.y);
+            ExpertKernels.forward(
+                    x, i, chunks, weights, settings, run.ids, run.combine, scratch, run.y);
         }
+        scratch.close();
         dirtyMemory(manager);
+        NDArray losses = TorchKernels.nothing();
+        if (sums.size() > 0) {
+            run.balance = manager.full(new Shape(), Float.NaN);
+            run.z = manager.full(new Shape(), Float.NaN);
+            ExpertKernels.routerLosses(sums, run.balance, run.z);
+            losses =
+                    ExpertKernels.routerLossGradients(
+                            manager, sums, layer.losses.balance(), layer.losses.z());
+        }
+        scratch = ExpertScratch.backward(manager, rows, settings.topK(), weights);
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.backward(
                     x,
@@ -165,12 +216,26 @@ class ExpertKernelsTest {
                     weights,
                     gradients,
                     settings,
-                    TorchKernels.nothing(),
+                    losses,
+                    mask,
+                    selection.outside(),
                     run.ids,
                     run.combine,
-                    run.dx);
+                    scratch,
+                    run.dx,
+                    run.dcombine);
         }
         return run;
+    }
+
+    private NDArray mask(NaiveMoe.Losses losses) {
+        boolean[] counted = losses.counted();
+        if (counted == null) {
+            return TorchKernels.nothing();
+        }
+        double[] numbers = new double[counted.length];
+        Arrays.setAll(numbers, t -> counted[t] ? 1 : 0);
+        return array(manager, numbers, numbers.length);
     }
 
     private static void assertEqual(NaiveMoe.Result expected, Run run, double bound) {
@@ -183,6 +248,117 @@ class ExpertKernelsTest {
         run.gradients.forEach(
                 (w, gradient) ->
                         assertClose(expected.gradients().get(w), gradient, bound, w.toString()));
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        // chunks, k, norm, renormalize, balance, z, mask
+        "1, 2, true, true, 0.7, 0, false",
+        "3, 2, true, false, 0.7, 0, false",
+        "1, 2, false, true, 0, 0.3, false",
+        "4, 2, true, true, 0.7, 0.3, true",
+        "2, 1, true, false, 0.7, 0.3, true",
+        "2, 5, true, true, 0.7, 0.3, false",
+        "14, 2, true, true, 0.7, 0.3, true"
+    })
+    void forwardAndBackward_routerLosses_valuesAndGradientsOfTheReference(
+            int chunks,
+            int topK,
+            boolean norm,
+            boolean renormalize,
+            double balance,
+            double z,
+            boolean masked) {
+        NaiveMoe.Settings settings =
+                new NaiveMoe.Settings(6, 5, 5, topK, 0, 1e-5, 0, true, renormalize);
+        Layer layer = new Layer(settings, 13, norm, 77L * chunks + topK);
+        boolean[] counted = new boolean[13];
+        for (int t = 0; t < 13; t++) {
+            counted[t] = t % 5 != 1 && t < 10;
+        }
+        layer.losses = new NaiveMoe.Losses(balance, z, masked ? counted : null);
+        NaiveMoe.Result expected = layer.reference();
+        for (int block : new int[] {13, 2}) {
+            Selection selection = new Selection(TorchKernels.nothing(), false, 0);
+            Run run = run(layer, chunks, Set.of(), selection, Map.of(), block);
+            assertEqual(expected, run, BOUND);
+            assertEquals(expected.balanceLoss(), run.balance.getFloat(), 1e-5);
+            assertEquals(expected.zLoss(), run.z.getFloat(), 1e-5 * expected.zLoss());
+        }
+    }
+
+    /** Both losses of constant logits are known: no softmax may be taken twice. */
+    @ParameterizedTest
+    @CsvSource({"1, 0", "2, 0", "2, 3", "6, -2"})
+    void routerLosses_constantLogits_kAndTheSquareOfLogE(int topK, double logit) {
+        NaiveMoe.Settings settings = new NaiveMoe.Settings(6, 5, 6, topK, 0, 0, 0, true, false);
+        Layer layer = new Layer(settings, 7, false, 3);
+        Arrays.fill(layer.x, 1);
+        double[] router = new double[6 * 6];
+        Arrays.fill(router, logit / 6);
+        layer.weights.put(Weights.ROUTER, router);
+        layer.losses = new NaiveMoe.Losses(0.5, 0.5, null);
+        Run run = run(layer, 2, Set.of());
+        assertEqual(layer.reference(), run, BOUND);
+        assertEquals(topK, run.balance.getFloat(), 1e-5 * topK);
+        double lse = logit + Math.log(6);
+        assertEquals(lse * lse, run.z.getFloat(), 1e-5 * lse * lse);
+    }
+
+    @Test
+    void routerLosses_noTokenCounts_zeroWithoutGradient() {
+        Layer layer = layer(5, 4, 2, 0, true, true);
+        NaiveMoe.Result expected = layer.reference();
+        layer.losses = new NaiveMoe.Losses(1, 1, new boolean[5]);
+        Run run = run(layer, 2, Set.of());
+        assertEqual(expected, run, BOUND);
+        assertEquals(0, run.balance.getFloat());
+        assertEquals(0, run.z.getFloat());
+    }
+
+    /** Padding may hold anything. */
+    @Test
+    void routerLosses_notANumberInPadding_theOthersCount() {
+        Layer layer = layer(6, 4, 2, 0, true, true);
+        layer.losses =
+                new NaiveMoe.Losses(1, 1, new boolean[] {true, true, true, true, true, false});
+        NaiveMoe.Result expected = layer.reference();
+        Arrays.fill(layer.x, 30, 36, Double.NaN);
+        Run run = run(layer, 1, Set.of());
+        assertEquals(expected.balanceLoss(), run.balance.getFloat(), 1e-5);
+        assertEquals(expected.zLoss(), run.z.getFloat(), 1e-5);
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        // tokens, chunks, S, norm, gated, rank, block
+        "13, 1, 5, true, true, 0, 13",
+        "13, 3, 9, true, true, 0, 5",
+        "13, 2, 3, true, false, 3, 2",
+        "13, 1, 9, false, true, 2, 4",
+        "13, 4, 9, false, false, 0, 13",
+        "1, 1, 4, true, true, 0, 1",
+        "0, 1, 4, true, true, 0, 1",
+        "2, 5, 4, true, true, 0, 1"
+    })
+    void forwardAndBackward_sharedExperts_equalTheReference(
+            int tokens, int chunks, int shared, boolean norm, boolean gated, int rank, int block) {
+        NaiveMoe.Settings settings =
+                new NaiveMoe.Settings(6, 5, 4, 2, rank, 1e-5, 1.5, norm, true, shared);
+        Layer layer = new Layer(settings, tokens, norm, 5L * tokens + shared);
+        if (!gated) {
+            layer.weights.remove(Weights.SHARED_GATE);
+        }
+        Selection selection = new Selection(TorchKernels.nothing(), false, 0);
+        Run run = run(layer, chunks, Set.of(), selection, Map.of(), block);
+        assertEqual(layer.reference(), run, BOUND);
+    }
+
+    @Test
+    void backward_frozenSharedExperts_otherGradientsUnchanged() {
+        NaiveMoe.Settings settings = new NaiveMoe.Settings(6, 5, 4, 2, 0, 1e-5, 0, true, true, 7);
+        Layer layer = new Layer(settings, 9, true, 8);
+        assertEqual(layer.reference(), run(layer, 2, SHARED), BOUND);
     }
 
     private static long[] flat(int[][] ids) {
@@ -284,6 +460,143 @@ class ExpertKernelsTest {
                 "combine");
     }
 
+    /** Experts get more rows than go through them at a time, in pieces of unequal sizes. */
+    @ParameterizedTest
+    @CsvSource({"1, 1, 0", "2, 1, 0", "3, 2, 3", "5, 1, 2", "12, 3, 0"})
+    void forwardAndBackward_blocksSmallerThanTheChunk_equalTheReference(
+            int block, int chunks, int rank) {
+        Layer layer = layer(23, 3, 2, rank, true, true);
+        Selection selection = new Selection(TorchKernels.nothing(), false, 0);
+        Run run = run(layer, chunks, Set.of(), selection, Map.of(), block);
+        assertEqual(layer.reference(), run, BOUND);
+    }
+
+    /** The gradient that autograd sends back from a sum is one number without memory of its own. */
+    @Test
+    void backward_gradientWithoutStrides_equalsTheReference() {
+        Layer layer = layer(13, 4, 2, 0, true, true);
+        Arrays.fill(layer.dy, 1);
+        Run run = run(layer, 2, EnumSet.allOf(Weights.class));
+        NDArray g = manager.ones(new Shape(1, 1)).broadcast(13, 6);
+        List<NDArray> weights = weights(layer);
+        ExpertKernels.backward(
+                array(manager, layer.x, 13, 6),
+                0,
+                1,
+                g,
+                weights,
+                Collections.nCopies(8, TorchKernels.nothing()),
+                layer.kernelSettings(),
+                TorchKernels.nothing(),
+                TorchKernels.nothing(),
+                TorchKernels.nothing(),
+                run.ids,
+                run.combine,
+                ExpertScratch.backward(manager, 13, 2, weights),
+                run.dx,
+                TorchKernels.nothing());
+        assertClose(layer.reference().dx(), run.dx, BOUND, "dx");
+    }
+
+    private List<NDArray> weights(Layer layer) {
+        List<NDArray> weights = new ArrayList<>();
+        for (Weights w : Weights.values()) {
+            double[] numbers = layer.weights.get(w);
+            weights.add(
+                    numbers == null
+                            ? TorchKernels.nothing()
+                            : array(manager, numbers, layer.settings.shape(w)));
+        }
+        return weights;
+    }
+
+    /** Rows that are grouped already: one expert a row, all of them with one combine weight. */
+    @ParameterizedTest
+    @ValueSource(ints = {2, 9})
+    void forwardRowsAndBackwardRows_groupedRows_equalTheReference(int block) {
+        Layer layer =
+                new Layer(new NaiveMoe.Settings(6, 5, 4, 1, 2, 0, 1.5, false, false), 9, false, 21);
+        // experts 0 to 3 get four rows, none, two and three
+        int[] expert = {0, 0, 0, 0, 2, 2, 3, 3, 3};
+        NaiveMoe.Result expected =
+                layer.reference(
+                        new Function<>() {
+                            private int next;
+
+                            @Override
+                            public int[] apply(double[] logits) {
+                                return new int[] {expert[next++]};
+                            }
+                        });
+        List<NDArray> weights = weights(layer);
+        List<NDArray> gradients = new ArrayList<>();
+        weights.forEach(w -> gradients.add(w.size() == 0 ? w : manager.zeros(w.getShape())));
+        double[] combine =
+                Arrays.stream(expected.combine()).flatMapToDouble(Arrays::stream).toArray();
+        NDArray alpha = array(manager, combine, 9, 1);
+        long[] counts = {4, 0, 2, 3};
+        NDArray rows = array(manager, layer.x, 9, 6);
+        ExpertKernels.forwardRows(
+                rows,
+                counts,
+                alpha,
+                weights,
+                layer.kernelSettings(),
+                ExpertScratch.forward(manager, block, 1, weights));
+        assertClose(expected.y(), rows, BOUND, "y");
+
+        NDArray g = array(manager, layer.dy, 9, 6);
+        NDArray dcombine = manager.full(new Shape(9), Float.NaN);
+        ExpertKernels.backwardRows(
+                array(manager, layer.x, 9, 6),
+                g,
+                counts,
+                alpha,
+                dcombine,
+                weights,
+                gradients,
+                layer.kernelSettings(),
+                ExpertScratch.backward(manager, block, 1, weights));
+        for (Weights w : EnumSet.range(Weights.GATE_UP, Weights.DOWN_B)) {
+            assertClose(
+                    expected.gradients().get(w), gradients.get(w.ordinal()), BOUND, w.toString());
+        }
+        // Through the softmax of all experts, backward goes on to the router and to the rows.
+        double[] router = layer.weights.get(Weights.ROUTER);
+        double[] dx = g.toType(DataType.FLOAT64, true).toDoubleArray();
+        for (int t = 0; t < 9; t++) {
+            double[] p = softmax(router, layer.x, t);
+            double d = dcombine.getFloat(t) * combine[t];
+            for (int e = 0; e < 4; e++) {
+                double dlogit = d * ((e == expert[t] ? 1 : 0) - p[e]);
+                for (int h = 0; h < 6; h++) {
+                    dx[6 * t + h] += dlogit * router[6 * e + h];
+                }
+            }
+        }
+        assertClose(expected.dx(), array(manager, dx, 9, 6), BOUND, "dx");
+    }
+
+    private static double[] softmax(double[] router, double[] x, int t) {
+        double[] z = new double[4];
+        for (int e = 0; e < 4; e++) {
+            for (int h = 0; h < 6; h++) {
+                z[e] += router[6 * e + h] * x[6 * t + h];
+            }
+        }
+        double sum = Arrays.stream(z).map(Math::exp).sum();
+        return Arrays.stream(z).map(v -> Math.exp(v) / sum).toArray();
+    }
+
+    @Test
+    void blockRows_anyRouting_isTheEvenShareOfTheChunk() {
+        assertEquals(1024, ExpertScratch.blockRows(4096, 4, 16));
+        assertEquals(512, ExpertScratch.blockRows(4096, 2, 64));
+        assertEquals(100, ExpertScratch.blockRows(100, 2, 64));
+        assertEquals(4096, ExpertScratch.blockRows(4096, 4, 4));
+        assertEquals(1, ExpertScratch.blockRows(0, 2, 4));
+    }
+
     @Test
     void route_duplicatedRouterRows_lowerIndexFirst() {
         // Whole numbers: their sums are exact, so equal rows give equal logits in any order.
@@ -337,10 +650,7 @@ class ExpertKernelsTest {
     void backward_gradientsThatHoldSomething_addedTo() {
         Layer layer = layer(13, 4, 2, 2, true, true);
         Run run = run(layer, 1, Set.of());
-        List<NDArray> weights = new ArrayList<>();
-        for (Weights w : Weights.values()) {
-            weights.add(array(manager, layer.weights.get(w), layer.settings.shape(w)));
-        }
+        List<NDArray> weights = weights(layer);
         ExpertKernels.backward(
                 array(manager, layer.x, 13, 6),
                 0,
@@ -350,9 +660,13 @@ class ExpertKernelsTest {
                 new ArrayList<>(run.gradients.values()),
                 layer.kernelSettings(),
                 TorchKernels.nothing(),
+                TorchKernels.nothing(),
+                TorchKernels.nothing(),
                 run.ids,
                 run.combine,
-                run.dx);
+                ExpertScratch.backward(manager, 13, 2, weights),
+                run.dx,
+                TorchKernels.nothing());
         NaiveMoe.Result expected = layer.reference();
         run.gradients.forEach(
                 (w, gradient) ->
@@ -401,7 +715,9 @@ class ExpertKernelsTest {
                             h,
                             weights.get(Weights.ROUTER),
                             settings,
-                            new Selection(TorchKernels.nothing(), false, 0));
+                            new Selection(TorchKernels.nothing(), false, 0),
+                            TorchKernels.nothing(),
+                            TorchKernels.nothing());
             List<NDArray> list = new ArrayList<>(weights.values()).subList(2, 8);
             NDArray y = ExpertKernels.expertsPlain(h, chosen.get(0), chosen.get(1), list, settings);
             assertArrayEquals(flat(expected.ids()), chosen.get(0).toLongArray());

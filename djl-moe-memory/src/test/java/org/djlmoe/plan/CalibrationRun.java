@@ -20,8 +20,7 @@ import org.djlmoe.model.MoeConfig;
  *
  * <p>Arguments: {@code hidden,layers,experts,inner,vocab}, {@code batch,sequence}, then any of
  * {@code chunk=4096}, {@code block=512}, {@code kv=2}, {@code window=128}, {@code lora=8}, {@code
- * eval}, {@code skew} (all tokens to the same experts), {@code share=0.5}, {@code steps=3}, {@code
- * table}.
+ * eval}, {@code skew} (all tokens to the same experts), {@code steps=3}, {@code table}.
  */
 final class CalibrationRun {
 
@@ -57,7 +56,6 @@ final class CalibrationRun {
                 case "kv" -> model.optNumKeyValueHeads(Integer.parseInt(pair[1]));
                 case "window" -> model.optSlidingWindow(Integer.parseInt(pair[1]));
                 case "lora" -> settings.optAdapters(Integer.parseInt(pair[1]));
-                case "share" -> settings.optBusiestShare(Double.parseDouble(pair[1]));
                 case "steps" -> steps = Integer.parseInt(pair[1]);
                 case "eval" -> settings.optEvaluation(true);
                 default -> throw new IllegalArgumentException("Unknown option " + option);

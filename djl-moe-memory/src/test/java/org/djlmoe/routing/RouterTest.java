@@ -24,6 +24,7 @@ import net.jqwik.api.ForAll;
 import net.jqwik.api.Property;
 import net.jqwik.api.Provide;
 import org.djlmoe.kernel.ExpertKernels;
+import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.reference.Numbers;
 import org.junit.jupiter.api.Test;
@@ -138,9 +139,21 @@ class RouterTest {
         NDArray combine = manager.create(routes);
         ExpertKernels.Settings settings =
                 new ExpertKernels.Settings(router.topK(), 0, 0, false, router.renormalizes());
+        ExpertScratch scratch =
+                ExpertScratch.routing(manager, x.getShape().get(0), x.getShape().get(1));
         for (int i = 0; i < 2; i++) {
             ExpertKernels.route(
-                    x, i, 2, weights, settings, router.selection(manager), ids, combine);
+                    x,
+                    i,
+                    2,
+                    weights,
+                    settings,
+                    router.selection(manager),
+                    TorchKernels.nothing(),
+                    TorchKernels.nothing(),
+                    ids,
+                    combine,
+                    scratch);
         }
         return new NDList(ids, combine);
     }

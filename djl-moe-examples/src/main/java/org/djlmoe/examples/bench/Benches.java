@@ -39,6 +39,30 @@ public final class Benches {
     }
 
     /**
+     * Returns the cases of a Mixture-of-Experts layer on one rank, compared with DJL's own
+     * automatic differentiation: in one chunk, and in as many as {@code chunks} says.
+     *
+     * @return the cases
+     */
+    public static List<Case> dispatch() {
+        Case stock = new Case(DispatchWorkload.STOCK, StockDispatchWorkload.class, null);
+        return List.of(
+                stock,
+                new Case(DispatchWorkload.withChunks(1), DispatchWorkload.class, stock),
+                new Case(DispatchWorkload.PIPELINED, DispatchWorkload.class, stock));
+    }
+
+    /**
+     * Returns a case of a Mixture-of-Experts layer in a given number of chunks, for its peak alone.
+     *
+     * @param chunks K
+     * @return the case
+     */
+    public static Case dispatch(int chunks) {
+        return new Case(DispatchWorkload.withChunks(chunks), DispatchWorkload.class, null);
+    }
+
+    /**
      * Returns the cases of an AdamW step: DJL's with either allocator, PyTorch's fused kernel
      * alone, ours with its state in memory, staged and in files, warm and cold, and the time that a
      * disk takes to read and write the bytes of the state.

@@ -112,6 +112,31 @@ public final class Benchmark {
         }
     }
 
+    /**
+     * Measures the peaks alone.
+     *
+     * @param progress told about every case
+     * @return bytes above the resident arrays, by the case's name
+     * @throws BenchException if a case fails
+     * @throws IOException if a child cannot be started
+     */
+    public Map<String, Double> peaks(Progress progress) throws IOException {
+        Path folder = Files.createTempDirectory("bench");
+        try {
+            Map<String, Double> peaks = new LinkedHashMap<>();
+            for (Case each : cases) {
+                try (ChildJvm child = ChildJvm.start(each, settings, Allocator.EXACT, folder)) {
+                    child.run();
+                    peaks.put(each.name(), child.peak());
+                }
+                progress.step(each.name() + ": peak");
+            }
+            return peaks;
+        } finally {
+            Files.deleteIfExists(folder);
+        }
+    }
+
     private Memory memory(Case target, Path folder, Map<Case, Path> results) throws IOException {
         Case reference = target.reference();
         if (reference != null && !results.containsKey(reference)) {

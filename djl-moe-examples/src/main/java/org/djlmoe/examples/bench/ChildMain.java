@@ -76,7 +76,7 @@ final class ChildMain {
             System.gc();
             try (PeakMeter meter = PeakMeter.start()) {
                 workload.run();
-                return String.valueOf(meter.stop().aboveBase());
+                return String.valueOf(meter.stop().aboveBase() - workload.residentBytes());
             }
         } else if (line.equals("figures")) {
             StringBuilder text = new StringBuilder();

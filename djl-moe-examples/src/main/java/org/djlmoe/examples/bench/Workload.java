@@ -29,6 +29,16 @@ public interface Workload extends AutoCloseable {
     Map<String, NDArray> results();
 
     /**
+     * Returns how much of what a run makes is resident by its nature, such as its output, and so no
+     * part of its peak.
+     *
+     * @return bytes
+     */
+    default long residentBytes() {
+        return 0;
+    }
+
+    /**
      * Returns figures of the last run beside its time and its peak.
      *
      * @return numbers by the names that they have in JSON

@@ -3,10 +3,15 @@ package org.djlmoe.examples.cli;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
+import org.djlmoe.examples.bench.BenchReport;
 import org.djlmoe.examples.bench.Benches;
+import org.djlmoe.examples.bench.Case;
 import org.djlmoe.examples.bench.OptimizerWorkload;
+import org.djlmoe.examples.bench.PeakFit;
+import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.tier.FileTier;
 import org.djlmoe.tier.MappedFileTier;
 import picocli.CommandLine.Command;
@@ -29,6 +34,7 @@ import picocli.CommandLine.Spec;
         synopsisSubcommandLabel = "BENCH",
         subcommands = {
             BenchCommand.Vocab.class,
+            BenchCommand.Dispatch.class,
             BenchCommand.Checkpoint.class,
             BenchCommand.Optimizer.class,
             BenchCommand.DropIn.class
@@ -98,6 +104,100 @@ final class BenchCommand implements Runnable {
             settings.put("vocab", vocab);
             settings.put("block", block);
             return bench.run("vocab", settings, Benches.vocab(), options);
+        }
+    }
+
+    @Command(
+            name = "dispatch",
+            description =
+                    "Forward and backward of a Mixture-of-Experts layer: in chunks, all tokens at"
+                            + " once, and by DJL's own automatic differentiation.",
+            mixinStandardHelpOptions = true,
+            versionProvider = Moe.Version.class,
+            sortOptions = false)
+    static final class Dispatch implements Callable<Integer> {
+
+        private static final List<Integer> FITTED = List.of(1, 2, 5, 10, 20);
+
+        @Mixin private CommonOptions options;
+        @Mixin private BenchOptions bench;
+
+        @Option(names = "--tokens", defaultValue = "32768", description = "Default: 32768.")
+        private int tokens;
+
+        @Option(names = "--hidden", defaultValue = "512", description = "Default: 512.")
+        private int hidden;
+
+        @Option(
+                names = "--inner",
+                defaultValue = "1024",
+                description = "Width of an expert (default: 1024).")
+        private int inner;
+
+        @Option(names = "--experts", defaultValue = "16", description = "Default: 16.")
+        private int experts;
+
+        @Option(
+                names = "--top-k",
+                defaultValue = "4",
+                description = "Experts a token (default: 4).")
+        private int topK;
+
+        @Option(
+                names = "--chunks",
+                description = "Chunks of the case pipelined (default: those of MoeBlock).")
+        private Integer chunks;
+
+        @Option(
+                names = "--fit",
+                description =
+                        "Measure the peak at 1, 2, 5, 10 and 20 chunks too, and fit a + b / chunks.")
+        private boolean fit;
+
+        @Override
+        public Integer call() throws IOException {
+            if (topK > experts) {
+                throw new UserError("--top-k " + topK + " is above --experts " + experts);
+            }
+            Map<String, Object> settings = settings("pipelined", "k1", options);
+            settings.put("tokens", tokens);
+            settings.put("hidden", hidden);
+            settings.put("inner", inner);
+            settings.put("experts", experts);
+            settings.put("top-k", topK);
+            settings.put("chunks", chunks == null ? defaultChunks() : chunks);
+            BenchReport report = bench.measure("dispatch", settings, Benches.dispatch(), options);
+            report.print(options.text());
+            Map<String, Object> json = report.json();
+            if (fit) {
+                PeakFit line = fitted(settings);
+                line.print(options.text());
+                json.put("fit", line.json());
+            }
+            options.writeJson(json);
+            return ExitCodes.OK;
+        }
+
+        /** As many as a block of these sizes takes. */
+        private int defaultChunks() {
+            Arguments.positive("--tokens", tokens);
+            return MoeBlock.builder()
+                    .setHiddenSize(1)
+                    .setIntermediateSize(1)
+                    .setNumExperts(1)
+                    .setTopK(1)
+                    .build()
+                    .chunks(tokens);
+        }
+
+        private PeakFit fitted(Map<String, Object> settings) throws IOException {
+            List<Case> cases = FITTED.stream().map(Benches::dispatch).toList();
+            Map<String, Double> peaks = BenchOptions.peaks("fit", settings, cases, options);
+            Map<Integer, Double> byChunks = new LinkedHashMap<>();
+            for (int i = 0; i < cases.size(); i++) {
+                byChunks.put(FITTED.get(i), peaks.get(cases.get(i).name()));
+            }
+            return PeakFit.of(byChunks);
         }
     }
 

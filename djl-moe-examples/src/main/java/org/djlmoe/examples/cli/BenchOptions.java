@@ -29,6 +29,15 @@ final class BenchOptions {
 
     int run(String bench, Map<String, Object> settings, List<Case> all, CommonOptions options)
             throws IOException {
+        BenchReport report = measure(bench, settings, all, options);
+        report.print(options.text());
+        options.writeJson(report.json());
+        return ExitCodes.OK;
+    }
+
+    BenchReport measure(
+            String bench, Map<String, Object> settings, List<Case> all, CommonOptions options)
+            throws IOException {
         settings.forEach(
                 (option, value) -> {
                     if (value instanceof Integer number && !option.equals("seed")) {
@@ -37,18 +46,27 @@ final class BenchOptions {
                 });
         Arguments.positive("--runs", runs);
         Benchmark benchmark = new Benchmark(bench, settings, chosen(all), runs);
-        BenchReport report;
         try (ProgressBar bar = options.progress("bench " + bench, benchmark.steps()).build()) {
-            report =
-                    benchmark.run(
-                            what -> {
-                                bar.note(what);
-                                bar.advance(1);
-                            });
+            return benchmark.run(
+                    what -> {
+                        bar.note(what);
+                        bar.advance(1);
+                    });
         }
-        report.print(options.text());
-        options.writeJson(report.json());
-        return ExitCodes.OK;
+    }
+
+    /** Measures the peak of each case and nothing else; bytes by the case's name. */
+    static Map<String, Double> peaks(
+            String bench, Map<String, Object> settings, List<Case> cases, CommonOptions options)
+            throws IOException {
+        Benchmark benchmark = new Benchmark(bench, settings, cases, 1);
+        try (ProgressBar bar = options.progress("bench " + bench, cases.size()).build()) {
+            return benchmark.peaks(
+                    what -> {
+                        bar.note(what);
+                        bar.advance(1);
+                    });
+        }
     }
 
     private List<Case> chosen(List<Case> all) {

@@ -33,6 +33,7 @@ class BenchCommandTest {
     @CsvSource({
         "vocab --tokens 40 --hidden 8 --vocab 30 --block 16, 4, 1e-5",
         "checkpoint --tokens 64 --hidden 16 --layers 2 --heads 2 --window 16 --intermediate 24, 4, 1e-5",
+        "dispatch --tokens 60 --hidden 8 --inner 12 --experts 5 --top-k 2 --chunks 3 --fit, 3, 1e-5",
         // the scale of a norm before another norm has next to no gradient, mostly rounding
         "dropin --batch 2 --sequence 8 --hidden 16 --layers 2 --heads 2 --vocab 50, 2, 1e-4",
         "optimizer --parameters 1000 --array 300 --bucket 128, 8, 1e-3"
@@ -45,10 +46,12 @@ class BenchCommandTest {
         JsonObject report = JsonParser.parseString(out.toString()).getAsJsonObject();
         assertEquals(line.split(" ")[0], report.get("bench").getAsString());
         String baseline = report.getAsJsonObject("settings").get("baseline").getAsString();
-        assertEquals(
-                Map.of("checkpoint", "memory", "optimizer", "djl-adamw")
-                        .getOrDefault(line.split(" ")[0], "stock"),
-                baseline);
+        Map<String, String> baselines =
+                Map.of("checkpoint", "memory", "dispatch", "k1", "optimizer", "djl-adamw");
+        assertEquals(baselines.getOrDefault(line.split(" ")[0], "stock"), baseline);
+        if (line.contains("--fit")) {
+            assertEquals(5, report.getAsJsonObject("fit").getAsJsonArray("peaks").size());
+        }
         assertEquals(cases, report.getAsJsonArray("cases").size());
         int compared = 0;
         for (JsonElement element : report.getAsJsonArray("cases")) {
@@ -76,6 +79,9 @@ class BenchCommandTest {
                         + " ours, stock, ours-none, ours-all-options",
                 "bench checkpoint --tokens 10 --sequence 3 | moe bench checkpoint: --tokens 10 is no"
                         + " whole number of sequences of 3",
+                "bench dispatch --top-k 3 --experts 2 | moe bench dispatch: --top-k 3 is above --experts"
+                        + " 2",
+                "bench dispatch --chunks 0 | moe bench dispatch: --chunks must be at least 1, not 0",
                 "bench dropin --hidden 10 --heads 4 | moe bench dropin: --hidden 10 must be an even"
                         + " multiple of --heads 4"
             })

@@ -1,0 +1,69 @@
+package org.djlmoe.examples.bench;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+
+/** The rows and the weights of a Mixture-of-Experts layer, the same in every child. */
+final class DispatchProblem implements AutoCloseable {
+
+    private static final float SPREAD = 0.05f;
+
+    final NDManager manager;
+    final int tokens;
+    final int hidden;
+    final int inner;
+    final int experts;
+    final int topK;
+
+    /** [N, H]. */
+    final NDArray x;
+
+    /** [E, H]. */
+    final NDArray router;
+
+    DispatchProblem(CaseSettings settings) {
+        tokens = settings.number("tokens");
+        hidden = settings.number("hidden");
+        inner = settings.number("inner");
+        experts = settings.number("experts");
+        topK = settings.number("top-k");
+        manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+        manager.getEngine().setRandomSeed(settings.number("seed"));
+        x = manager.randomNormal(new Shape(tokens, hidden));
+        router = normal(new Shape(experts, hidden));
+    }
+
+    private NDArray normal(Shape shape) {
+        return manager.randomNormal(0, SPREAD, shape, DataType.FLOAT32);
+    }
+
+    /**
+     * Makes the weights of the experts; to be called once.
+     *
+     * @return gate [I, H], up [I, H] and down [H, I] of each expert
+     */
+    List<NDArray> expertWeights() {
+        List<NDArray> weights = new ArrayList<>();
+        for (int e = 0; e < experts; e++) {
+            weights.add(normal(new Shape(inner, hidden)));
+            weights.add(normal(new Shape(inner, hidden)));
+            weights.add(normal(new Shape(hidden, inner)));
+        }
+        return weights;
+    }
+
+    /** Returns the bytes of an array of all tokens. */
+    long rowBytes() {
+        return 4L * tokens * hidden;
+    }
+
+    @Override
+    public void close() {
+        manager.close();
+    }
+}
