@@ -16,8 +16,8 @@ import org.djlmoe.vocab.RingDtpLoss;
 /**
  * The training step of a {@link LanguageModel}: forward, bounded backward, update.
  *
- * <p>All random numbers of a step, the engine's included, are decided by the seed and the step's
- * number, so a run that goes on elsewhere needs no generator's state but {@link #steps}.
+ * <p>All random numbers of a batch, the engine's included, are decided by the seed and the batch's
+ * number, so a run that goes on elsewhere needs no generator's state but {@link #batches}.
  */
 public final class LanguageModelTrainer implements AutoCloseable {
 
@@ -67,7 +67,7 @@ public final class LanguageModelTrainer implements AutoCloseable {
      */
     public float accumulate(TokenBatch batch) {
         float value;
-        engine.setRandomSeed(Long.hashCode(seed * 0x9E3779B97F4A7C15L + steps()));
+        engine.setRandomSeed(Long.hashCode(seed * 0x9E3779B97F4A7C15L + batches()));
         try (NDManager scope = trainer.getManager().newSubManager()) {
             try (GradientCollector collector = trainer.newGradientCollector()) {
                 NDList out = trainer.forward(new NDList(batch.toInputs(scope)));
@@ -87,22 +87,22 @@ public final class LanguageModelTrainer implements AutoCloseable {
     }
 
     /**
-     * Returns how many steps there have been.
+     * Returns how many batches it has trained on, by {@link #step} or {@link #accumulate}.
      *
-     * @return the number of steps, those before {@link #resumeAt} included
+     * @return the number of batches, those before {@link #resumeAt} included
      */
-    public long steps() {
+    public long batches() {
         return trainer.collectors();
     }
 
     /**
      * Goes on where another run stopped, as far as random numbers are concerned.
      *
-     * @param step what {@link #steps} was there
+     * @param batches what {@link #batches} was there
      * @throws IllegalArgumentException if the number is negative
      */
-    public void resumeAt(long step) {
-        trainer.setCollectors(step);
+    public void resumeAt(long batches) {
+        trainer.setCollectors(batches);
     }
 
     @Override

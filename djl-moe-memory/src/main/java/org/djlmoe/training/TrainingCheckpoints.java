@@ -63,7 +63,7 @@ public final class TrainingCheckpoints {
     }
 
     /**
-     * Saves a run, between two steps.
+     * Saves a run after an update, when no gradients are pending.
      *
      * @param model its weights
      * @param optimizer its optimizer

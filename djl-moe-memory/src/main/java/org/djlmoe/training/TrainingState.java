@@ -6,11 +6,12 @@ import java.util.Objects;
 import java.util.TreeMap;
 
 /**
- * How far a training run is, besides its weights and its optimizer's state. With the seed, the
- * number of steps decides the next batch of {@code PackedBatches} and all random numbers of {@link
+ * How far a training run is, besides its weights and its optimizer's state. With the seed, the step
+ * decides the next batch of {@code PackedBatches} and all random numbers of {@link
  * LanguageModelTrainer}.
  *
- * @param step the number of steps done, which is the number of the next batch
+ * @param step the number of batches trained on, which is the number of the next; without
+ *     accumulation that of the updates
  * @param seed what decides everything random
  * @param losses the loss of each step so far, or of none
  * @param settings what the run was started with, by name, to be compared when it goes on

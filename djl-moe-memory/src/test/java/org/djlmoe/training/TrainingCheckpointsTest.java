@@ -87,15 +87,15 @@ class TrainingCheckpointsTest {
         }
 
         void train(int last) {
-            while (trainer.steps() < last) {
-                int step = (int) trainer.steps();
+            while (trainer.batches() < last) {
+                int step = (int) trainer.batches();
                 losses = Arrays.copyOf(losses, step + 1);
                 losses[step] = trainer.step(BATCHES.at(step));
             }
         }
 
         TrainingState state() {
-            return new TrainingState(trainer.steps(), SEED, losses, SETTINGS);
+            return new TrainingState(trainer.batches(), SEED, losses, SETTINGS);
         }
 
         TrainingCheckpoint save(TrainingCheckpoints checkpoints) throws IOException {
@@ -147,7 +147,7 @@ class TrainingCheckpointsTest {
                 float[] drawn = drawn(second);
                 whole.train(STEPS + 1);
                 assertArrayEquals(drawn(whole), drawn);
-                assertEquals(STEPS + 1, second.trainer.steps());
+                assertEquals(STEPS + 1, second.trainer.batches());
                 assertFalse(whole.losses[STEPS - 1] == whole.losses[0]);
             }
         }

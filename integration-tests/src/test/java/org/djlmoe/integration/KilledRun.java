@@ -63,7 +63,7 @@ final class KilledRun {
                     last.get().restore(model, optimizer, trainer);
                     losses = last.get().state().losses();
                 }
-                for (int step = (int) trainer.steps(); step < steps; step++) {
+                for (int step = (int) trainer.batches(); step < steps; step++) {
                     losses = Arrays.copyOf(losses, step + 1);
                     losses[step] = trainer.step(batches.at(step));
                     say("step " + step + " " + Float.floatToRawIntBits(losses[step]));

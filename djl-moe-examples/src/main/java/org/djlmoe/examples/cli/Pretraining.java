@@ -208,9 +208,9 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
                 StageProgress progress = new StageProgress(run.options)) {
             if (last.isPresent()) {
                 SavedStates.explained(() -> last.get().restore(model, optimizer, trainer));
-                progress.after((int) trainer.steps());
+                progress.after((int) trainer.batches());
             }
-            for (int step = (int) trainer.steps(); step < steps; step++) {
+            for (int step = (int) trainer.batches(); step < steps; step++) {
                 TokenBatch tokens = run.batches.at(step);
                 run.losses[step] = trainer.step(tokens);
                 progress.step("training", step + 1, steps, tokens.tokens(), run.losses[step]);
