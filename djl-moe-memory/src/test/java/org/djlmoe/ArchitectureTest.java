@@ -67,7 +67,8 @@ class ArchitectureTest {
                                             + " checkpoint"),
                             Map.entry(
                                     "training",
-                                    "autograd cache checkpoint data expert model moe routing vocab"),
+                                    "autograd cache checkpoint data expert io model moe optimizer routing"
+                                            + " vocab"),
                             Map.entry(
                                     "maskcoft",
                                     "autograd cache data expert io model moe optimizer routing training"),
