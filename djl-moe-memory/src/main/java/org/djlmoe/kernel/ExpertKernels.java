@@ -48,7 +48,13 @@ public final class ExpertKernels {
         /** [E, r, I]. */
         DOWN_A,
         /** [E, H, r]. */
-        DOWN_B
+        DOWN_B,
+        /** [1, 2 S, H], the rows of gate before those of up. */
+        SHARED_GATE_UP,
+        /** [1, H, S]. */
+        SHARED_DOWN,
+        /** [1, H]. */
+        SHARED_GATE
     }
 
     /**
@@ -58,8 +64,22 @@ public final class ExpertKernels {
      *     forbids an expert), or {@link TorchKernels#nothing}
      * @param byProbability whether the bias is added to probabilities and not to logits
      * @param protect how many of the router's own first choices no bias displaces
+     * @param balance F64 [E], added to the probabilities in the ranking alone, those of the logits
+     *     with the bias if that goes to the logits; or {@link TorchKernels#nothing}
      */
-    public record Selection(NDArray bias, boolean byProbability, int protect) {}
+    public record Selection(NDArray bias, boolean byProbability, int protect, NDArray balance) {
+
+        /**
+         * A ranking without balance.
+         *
+         * @param bias F64 [E] or {@link TorchKernels#nothing}
+         * @param byProbability whether the bias is added to probabilities and not to logits
+         * @param protect how many of the router's own first choices no bias displaces
+         */
+        public Selection(NDArray bias, boolean byProbability, int protect) {
+            this(bias, byProbability, protect, TorchKernels.nothing());
+        }
+    }
 
     /**
      * What a layer looks like beside its weights.
@@ -82,6 +102,10 @@ public final class ExpertKernels {
      * @param weights the layer's weights
      * @param settings the layer's settings
      * @param selection how experts are ranked
+     * @param mask [N], 0 for the rows that do not count in the sums, or {@link
+     *     TorchKernels#nothing}: all count
+     * @param sums F64 [2 E + 2], added to: the sum of every expert's probabilities, its routes, the
+     *     sum of squared log-sum-exps, the rows; or {@link TorchKernels#nothing}
      * @param ids INT64 [N, topK], the chunk's rows are filled
      * @param combine [N, topK], the chunk's rows are filled
      * @param scratch of any kind, of any number of rows
@@ -93,6 +117,8 @@ public final class ExpertKernels {
             List<NDArray> weights,
             Settings settings,
             Selection selection,
+            NDArray mask,
+            NDArray sums,
             NDArray ids,
             NDArray combine,
             ExpertScratch scratch) {
@@ -106,7 +132,10 @@ public final class ExpertKernels {
                 selection.bias(),
                 selection.byProbability(),
                 selection.protect(),
+                selection.balance(),
                 settings.renormalize(),
+                mask,
+                sums,
                 ids,
                 combine,
                 scratch.block(),
@@ -114,7 +143,7 @@ public final class ExpertKernels {
     }
 
     /**
-     * Runs the experts of a chunk.
+     * Runs the experts of a chunk, the shared ones too.
      *
      * @param x [N, H]
      * @param start first row of the chunk
@@ -163,8 +192,9 @@ public final class ExpertKernels {
      * @param weights the layer's weights
      * @param gradients their gradients, added to
      * @param settings the layer's settings
-     * @param balance gradient of every row's router probabilities under a balance loss, from {@link
-     *     #balanceGradient}, or {@link TorchKernels#nothing}
+     * @param losses from {@link #routerLossGradients}, or {@link TorchKernels#nothing}
+     * @param mask [N], 0 for the rows that do not count in the router's losses, or {@link
+     *     TorchKernels#nothing}
      * @param ids INT64 [N, topK] of the forward pass
      * @param combine [N, topK] of the forward pass
      * @param scratch of a backward pass, of any number of rows
@@ -178,7 +208,8 @@ public final class ExpertKernels {
             List<NDArray> weights,
             List<NDArray> gradients,
             Settings settings,
-            NDArray balance,
+            NDArray losses,
+            NDArray mask,
             NDArray ids,
             NDArray combine,
             ExpertScratch scratch,
@@ -195,7 +226,8 @@ public final class ExpertKernels {
                 settings.adapterScale(),
                 settings.residual(),
                 settings.renormalize(),
-                balance,
+                losses,
+                mask,
                 ids,
                 combine,
                 scratch.block(),
@@ -278,19 +310,58 @@ public final class ExpertKernels {
     }
 
     /**
-     * The gradient that the balance loss {@code coefficient * E * sum f_e P_e} has in every row's
-     * router probabilities, where f_e is the number of routes to expert e a row and P_e its mean
-     * probability.
+     * Computes the router's losses from the sums of all chunks: the balance loss {@code E * sum f_e
+     * P_e}, where f_e is the number of routes to expert e a row and P_e its mean probability, and
+     * the z-loss, the mean of the squared log-sum-exp of the logits. Without rows both are 0.
+     *
+     * @param sums of {@link #route}
+     * @param balance (), filled
+     * @param z (), filled
+     */
+    public static void routerLosses(NDArray sums, NDArray balance, NDArray z) {
+        KERNELS.run("router_losses", sums, balance, z);
+    }
+
+    /**
+     * The gradients that {@code balance * (balance loss) + z * (z-loss)} has in the probabilities
+     * of every row that counts and in its squared log-sum-exp.
      *
      * @param manager the owner of the result
-     * @param ids INT64 [N, topK]
-     * @param experts E
-     * @param coefficient of the loss
-     * @return [E]
+     * @param sums of {@link #route}
+     * @param balance factor of the balance loss
+     * @param z factor of the z-loss
+     * @return [E + 1]
      */
-    public static NDArray balanceGradient(
-            NDManager manager, NDArray ids, int experts, double coefficient) {
-        return KERNELS.call(manager, "balance_gradient", ids, experts, coefficient).head();
+    public static NDArray routerLossGradients(
+            NDManager manager, NDArray sums, double balance, double z) {
+        return KERNELS.call(manager, "router_loss_gradients", sums, balance, z).head();
+    }
+
+    /**
+     * Computes the router's losses in a way that autograd can follow.
+     *
+     * @param h normed rows [N, H]
+     * @param router [E, H]
+     * @param ids INT64 [N, topK], the chosen experts
+     * @param mask [N], 0 for the rows that do not count, or {@link TorchKernels#nothing}
+     * @return balance loss and z-loss, () each
+     */
+    public static NDList routerLossesPlain(NDArray h, NDArray router, NDArray ids, NDArray mask) {
+        return KERNELS.record(h.getManager(), "router_losses_plain", h, router, ids, mask);
+    }
+
+    /**
+     * Adds to the sums that {@link #route} makes, for rows whose experts are chosen.
+     *
+     * @param h normed rows [N, H]
+     * @param router [E, H]
+     * @param ids INT64 [N, topK], the chosen experts
+     * @param mask [N], 0 for the rows that do not count, or {@link TorchKernels#nothing}
+     * @param sums F64 [2 E + 2], added to
+     */
+    public static void routerSums(
+            NDArray h, NDArray router, NDArray ids, NDArray mask, NDArray sums) {
+        KERNELS.run("router_sums", h, router, ids, mask, sums);
     }
 
     /**
@@ -313,7 +384,14 @@ public final class ExpertKernels {
                             settings.renormalize() ? 1 : 0,
                             settings.topK()
                         })) {
-            return KERNELS.record(manager, "router_plain", h, router, selection.bias(), numbers);
+            return KERNELS.record(
+                    manager,
+                    "router_plain",
+                    h,
+                    router,
+                    selection.bias(),
+                    selection.balance(),
+                    numbers);
         }
     }
 

@@ -2,6 +2,7 @@ package org.djlmoe.moe;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
@@ -15,21 +16,30 @@ import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.TorchKernels;
 
 /**
- * One pass of a {@link MoeBlock} over rows [N, H]: router over all tokens, then the experts one
- * after the other, each on blocks of its rows. The block is what an even router gives an expert of
- * a chunk; chunks need no other order where nothing is exchanged, and so a weight and its gradient
- * stay in the cache while all of their rows go by.
+ * One pass of a {@link MoeBlock}: router over all tokens, then the experts one after the other,
+ * each on blocks of its rows. The block is what an even router gives an expert of a chunk; chunks
+ * need no other order where nothing is exchanged, and so a weight and its gradient stay in the
+ * cache while all of their rows go by.
+ *
+ * <p>Input: [..., H]. Outputs: the same shape, and balance loss and z-loss, () each, if the block
+ * hands them out. The losses have true gradients: backward takes those of the two outputs, and in
+ * training adds the block's coefficients to them.
  */
 final class MoeSegment implements Segment {
 
     private final MoeBlock block;
     private final ParameterStore parameterStore;
+    private final NDArray mask;
     private final boolean training;
     private final ExpertKernels.Settings settings;
 
-    MoeSegment(MoeBlock block, ParameterStore parameterStore, boolean training) {
+    /**
+     * @param mask which tokens count in losses and statistics, 0 for those that do not; or nothing
+     */
+    MoeSegment(MoeBlock block, ParameterStore parameterStore, NDArray mask, boolean training) {
         this.block = block;
         this.parameterStore = parameterStore;
+        this.mask = mask;
         this.training = training;
         this.settings =
                 new ExpertKernels.Settings(
@@ -42,32 +52,56 @@ final class MoeSegment implements Segment {
 
     @Override
     public NDList forward(SegmentContext context, NDList inputs) {
-        NDArray x = inputs.head();
+        NDArray x = rows(inputs.head());
+        NDManager manager = x.getManager();
         long tokens = x.getShape().get(0);
         Shape routes = new Shape(tokens, settings.topK());
         NDArray ids = context.manager().create(routes, DataType.INT64);
         NDArray combine = context.manager().create(routes);
-        NDArray y = x.getManager().create(x.getShape());
+        NDArray sums = TorchKernels.nothing();
+        NDArray counted = TorchKernels.nothing();
+        if (wantsLosses()) {
+            sums = newSums(context.manager());
+            counted = maskOf(tokens);
+        }
+        NDArray y = manager.create(x.getShape());
         List<NDArray> weights = weights(x);
-        ExpertKernels.Selection selection = block.router().selection(x.getManager());
+        ExpertKernels.Selection selection = block.router().selection(manager);
         try (ExpertScratch scratch =
                 ExpertScratch.forward(
                         context.manager(), block.chunkRows(tokens), settings.topK(), weights)) {
-            ExpertKernels.route(x, 0, 1, weights, settings, selection, ids, combine, scratch);
+            ExpertKernels.route(
+                    x, 0, 1, weights, settings, selection, counted, sums, ids, combine, scratch);
             block.router().observe(ids);
             ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
+        }
+        NDList outputs = new NDList(y.reshape(inputs.head().getShape()));
+        if (wantsLosses()) {
+            block.report(sums.toDoubleArray(), training, context.isRecording());
+            if (block.hasLossOutputs()) {
+                outputs.add(manager.create(new Shape()));
+                outputs.add(manager.create(new Shape()));
+                ExpertKernels.routerLosses(sums, outputs.get(1), outputs.get(2));
+            }
         }
         if (context.isRecording()) {
             context.save("ids", ids);
             context.save("combine", combine);
+            if (wantsLosses()) {
+                context.save("sums", sums);
+                if (counted.size() > 0) {
+                    context.save("mask", counted);
+                }
+            }
         }
-        return new NDList(y);
+        return outputs;
     }
 
     @Override
     public NDList backward(SegmentContext context, NDList inputs, NDList outputGradients) {
-        NDArray x = inputs.head();
-        NDArray g = outputGradients.head();
+        NDArray x = rows(inputs.head());
+        NDArray arrived = outputGradients.head();
+        NDArray g = arrived == null ? x.zerosLike() : rows(arrived);
         NDArray dx = x.getManager().create(x.getShape());
         List<NDArray> weights = weights(x);
         List<NDArray> gradients = new ArrayList<>();
@@ -77,26 +111,60 @@ final class MoeSegment implements Segment {
         }
         NDArray ids = context.get("ids");
         NDArray combine = context.get("combine");
-        NDArray balance =
-                block.balanceCoefficient() == 0
-                        ? TorchKernels.nothing()
-                        : ExpertKernels.balanceGradient(
-                                x.getManager(),
-                                ids,
-                                block.router().experts(),
-                                block.balanceCoefficient());
+        NDArray counted =
+                hasMask() && wantsLosses() && x.size() > 0
+                        ? context.get("mask")
+                        : TorchKernels.nothing();
+        NDArray losses = lossGradients(context, outputGradients);
         long rows = block.chunkRows(x.getShape().get(0));
         try (ExpertScratch scratch =
                 ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
             ExpertKernels.backward(
-                    x, 0, 1, g, weights, gradients, settings, balance, ids, combine, scratch, dx);
+                    x, 0, 1, g, weights, gradients, settings, losses, counted, ids, combine,
+                    scratch, dx);
         }
-        return new NDList(context.handOver(dx));
+        NDArray shaped = dx.reshape(inputs.head().getShape());
+        return new NDList(context.handOver(shaped));
+    }
+
+    /** For the kernels: the factors of the two losses are their gradients. */
+    private NDArray lossGradients(SegmentContext context, NDList outputGradients) {
+        double[] factors = {
+            training ? block.balanceCoefficient() : 0, training ? block.zCoefficient() : 0
+        };
+        for (int i = 1; i < outputGradients.size(); i++) {
+            NDArray gradient = outputGradients.get(i);
+            factors[i - 1] += gradient == null ? 0 : gradient.getFloat();
+        }
+        return factors[0] == 0 && factors[1] == 0
+                ? TorchKernels.nothing()
+                : ExpertKernels.routerLossGradients(
+                        context.manager(), context.get("sums"), factors[0], factors[1]);
     }
 
     @Override
     public NDList plain(NDList inputs) {
-        return new NDList(block.plain(parameterStore, inputs.head(), training));
+        NDArray x = rows(inputs.head());
+        NDArray h = block.normedPlain(parameterStore, x, training);
+        NDList chosen = block.router().forward(parameterStore, new NDList(h), training);
+        NDArray y = block.expertsPlain(parameterStore, x, h, chosen, training);
+        NDList outputs = new NDList(y.reshape(inputs.head().getShape()));
+        if (!wantsLosses()) {
+            return outputs;
+        }
+        NDArray router = parameterStore.getValue(block.router().weight(), x.getDevice(), training);
+        NDArray counted = maskOf(x.getShape().get(0));
+        try (NDArray sums = newSums(x.getManager())) {
+            ExpertKernels.routerSums(h, router, chosen.head(), counted, sums);
+            block.report(sums.toDoubleArray(), training, true);
+        }
+        if (block.hasLossOutputs()) {
+            outputs.addAll(ExpertKernels.routerLossesPlain(h, router, chosen.head(), counted));
+        } else if (block.balanceCoefficient() > 0 || block.zCoefficient() > 0) {
+            NDList losses = ExpertKernels.routerLossesPlain(h, router, chosen.head(), counted);
+            block.addLosses(losses);
+        }
+        return outputs;
     }
 
     @Override
@@ -104,11 +172,35 @@ final class MoeSegment implements Segment {
         return parameters().stream().anyMatch(p -> p != null && p.requiresGradient());
     }
 
+    /** Whether the router's losses are computed; statistics come from the same sums. */
+    private boolean wantsLosses() {
+        return training || block.hasLossOutputs();
+    }
+
+    private boolean hasMask() {
+        return mask != TorchKernels.nothing();
+    }
+
+    private NDArray newSums(NDManager manager) {
+        return manager.zeros(new Shape(2L * block.router().experts() + 2), DataType.FLOAT64);
+    }
+
+    /** A copy: what was given may be gone when backward runs. */
+    private NDArray maskOf(long tokens) {
+        return hasMask() ? mask.toType(DataType.FLOAT32, true).reshape(tokens) : mask;
+    }
+
+    private static NDArray rows(NDArray array) {
+        Shape shape = array.getShape();
+        return shape.dimension() == 2 ? array : array.reshape(-1, shape.getLastDimension());
+    }
+
     private List<Parameter> parameters() {
         List<Parameter> parameters = new ArrayList<>();
         parameters.add(block.norm());
         parameters.add(block.router().weight());
         parameters.addAll(block.experts().weights());
+        parameters.addAll(block.sharedWeights());
         return parameters;
     }
 

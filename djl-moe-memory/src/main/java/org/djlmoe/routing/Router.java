@@ -8,8 +8,10 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.Initializer;
 import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.util.PairList;
+import java.util.Arrays;
 import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.TorchKernels;
 
@@ -21,8 +23,22 @@ import org.djlmoe.kernel.TorchKernels;
  * from the softmax over <i>all</i> experts, whatever a mask or a prior does to the ranking, and are
  * divided by their sum if the model does so.
  *
+ * <p>With a bias update rate u the router balances its load without a loss: a bias an expert is
+ * added to the probabilities in the ranking, and after every step it moves by u up for an expert
+ * that got fewer than the mean of the routes since the step before, and down for one that got more.
+ * It has no gradient and is no part of the combine weights.
+ *
+ * <p>The order of what changes the ranking: a prior on logits first; then the softmax; then the
+ * balancing bias, and a prior on probabilities; then what a hard mask forbids is taken out,
+ * whatever its bias. The choices that a prior protects are by the logits alone.
+ *
+ * <p>Source of the balancing: L. Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for
+ * Mixture-of-Experts", arXiv 2408.15664.
+ *
  * <ul>
  *   <li>parameter {@code gate.weight}: [E, H]
+ *   <li>parameter {@code gate.e_score_correction_bias}: [E], with balancing; it is saved, and never
+ *       trained
  *   <li>input: [N, H]
  *   <li>output: ids INT64 [N, k] and combine weights [N, k]
  * </ul>
@@ -37,6 +53,22 @@ public final class Router extends AbstractBlock {
     private boolean byProbability;
     private int protectedTop;
     private RoutingObserver observer;
+    private final double biasUpdateRate;
+    private final Parameter balanceBias;
+    private final long[] load;
+
+    /**
+     * Creates a router without a balancing bias.
+     *
+     * @param hidden H
+     * @param experts E
+     * @param topK k, at most E
+     * @param renormalize whether the combine weights of a token are divided by their sum
+     * @param initializerRange standard deviation of the initial weight
+     */
+    public Router(int hidden, int experts, int topK, boolean renormalize, double initializerRange) {
+        this(hidden, experts, topK, renormalize, initializerRange, 0);
+    }
 
     /**
      * Creates a router.
@@ -46,15 +78,29 @@ public final class Router extends AbstractBlock {
      * @param topK k, at most E
      * @param renormalize whether the combine weights of a token are divided by their sum
      * @param initializerRange standard deviation of the initial weight
+     * @param biasUpdateRate u, how far the balancing bias moves a step; 0 for no such bias
      */
-    public Router(int hidden, int experts, int topK, boolean renormalize, double initializerRange) {
+    public Router(
+            int hidden,
+            int experts,
+            int topK,
+            boolean renormalize,
+            double initializerRange,
+            double biasUpdateRate) {
         if (topK < 1 || topK > experts) {
             throw new IllegalArgumentException(
                     "topK is " + topK + ": it must be from 1 to the number of experts, " + experts);
         }
         this.experts = experts;
         this.topK = topK;
+        if (!(biasUpdateRate >= 0) || Double.isInfinite(biasUpdateRate)) {
+            throw new IllegalArgumentException(
+                    "The update rate of the balancing bias must be finite and not negative, not "
+                            + biasUpdateRate);
+        }
         this.renormalize = renormalize;
+        this.biasUpdateRate = biasUpdateRate;
+        this.load = new long[experts];
         this.weight =
                 addParameter(
                         Parameter.builder()
@@ -63,6 +109,19 @@ public final class Router extends AbstractBlock {
                                 .optInitializer(new NormalInitializer((float) initializerRange))
                                 .optShape(new Shape(experts, hidden))
                                 .build());
+        // The type of a running statistic: no default initializer or optimizer takes it for a
+        // weight.
+        this.balanceBias =
+                biasUpdateRate == 0
+                        ? null
+                        : addParameter(
+                                Parameter.builder()
+                                        .setName("gate.e_score_correction_bias")
+                                        .setType(Parameter.Type.RUNNING_MEAN)
+                                        .optInitializer(Initializer.ZEROS)
+                                        .optRequiresGrad(false)
+                                        .optShape(new Shape(experts))
+                                        .build());
     }
 
     /**
@@ -98,7 +157,8 @@ public final class Router extends AbstractBlock {
         // Strength zero is the router itself: probabilities may tie where logits do not.
         bias = prior.beta() == 0 ? null : added;
         byProbability = prior.form() == SelectionPrior.Form.PROBABILITY && !prior.isHardMask();
-        protectedTop = Math.min(prior.protectedTop(), topK);
+        // It protects nothing either, from the balancing bias.
+        protectedTop = bias == null ? 0 : Math.min(prior.protectedTop(), topK);
     }
 
     /** Ranks by the router's own logits again. */
@@ -145,7 +205,74 @@ public final class Router extends AbstractBlock {
      */
     public ExpertKernels.Selection selection(NDManager manager) {
         NDArray added = bias == null ? TorchKernels.nothing() : manager.create(bias);
-        return new ExpertKernels.Selection(added, byProbability, protectedTop);
+        return new ExpertKernels.Selection(added, byProbability, protectedTop, balance(manager));
+    }
+
+    private NDArray balance(NDManager manager) {
+        if (balanceBias == null) {
+            return TorchKernels.nothing();
+        }
+        if (balanceBias.requiresGradient()) {
+            // Whoever thaws all parameters of a model thaws this one too.
+            balanceBias.freeze(true);
+        }
+        double[] values = balanceValues();
+        // Without any, logits rank: probabilities may tie where logits do not.
+        return Arrays.stream(values).allMatch(b -> b == 0)
+                ? TorchKernels.nothing()
+                : manager.create(values);
+    }
+
+    private double[] balanceValues() {
+        float[] floats = balanceBias.getArray().toFloatArray();
+        double[] values = new double[floats.length];
+        Arrays.setAll(values, e -> floats[e]);
+        return values;
+    }
+
+    /**
+     * Returns the balancing bias.
+     *
+     * @return [E], or null without balancing
+     */
+    public Parameter balanceBias() {
+        return balanceBias;
+    }
+
+    /**
+     * Counts the routes of a forward pass of training towards the next update of the balancing
+     * bias. Those of several passes add up.
+     *
+     * @param routes of each expert, [E]
+     */
+    public synchronized void addLoad(long[] routes) {
+        for (int e = 0; e < experts; e++) {
+            load[e] += routes[e];
+        }
+    }
+
+    /**
+     * Moves the balancing bias of each expert by the rate towards an even load, and begins to count
+     * anew. An expert with exactly the mean load stays. Without balancing, or if nothing has been
+     * counted, it does nothing.
+     */
+    public synchronized void updateBalanceBias() {
+        long total = Arrays.stream(load).sum();
+        if (balanceBias != null && total > 0) {
+            double[] values = balanceValues();
+            float[] moved = new float[experts];
+            for (int e = 0; e < experts; e++) {
+                moved[e] =
+                        (float)
+                                (values[e]
+                                        + biasUpdateRate * Long.signum(total - load[e] * experts));
+            }
+            NDArray array = balanceBias.getArray();
+            try (NDArray next = array.getManager().create(moved)) {
+                next.copyTo(array);
+            }
+        }
+        Arrays.fill(load, 0);
     }
 
     /**

@@ -51,7 +51,10 @@ public final class DispatchWorkload implements Workload {
                 settings.name().equals(PIPELINED)
                         ? settings.number("chunks")
                         : Integer.parseInt(settings.name().substring(1));
-        weights = new ArrayList<>(Collections.nCopies(8, TorchKernels.nothing()));
+        weights =
+                new ArrayList<>(
+                        Collections.nCopies(
+                                ExpertKernels.Weights.values().length, TorchKernels.nothing()));
         weights.set(ExpertKernels.Weights.ROUTER.ordinal(), problem.router);
         problem.stack(weights);
         for (NDArray weight : weights) {
@@ -81,7 +84,17 @@ public final class DispatchWorkload implements Workload {
             NDArray combine = pass.create(routes);
             try (ExpertScratch scratch = ExpertScratch.forward(pass, rows, problem.topK, weights)) {
                 ExpertKernels.route(
-                        problem.x, 0, 1, weights, settings, selection, ids, combine, scratch);
+                        problem.x,
+                        0,
+                        1,
+                        weights,
+                        settings,
+                        selection,
+                        TorchKernels.nothing(),
+                        TorchKernels.nothing(),
+                        ids,
+                        combine,
+                        scratch);
                 ExpertKernels.forward(problem.x, 0, 1, weights, settings, ids, combine, scratch, y);
             }
             meanSquare();
@@ -95,6 +108,7 @@ public final class DispatchWorkload implements Workload {
                         weights,
                         gradients,
                         settings,
+                        TorchKernels.nothing(),
                         TorchKernels.nothing(),
                         ids,
                         combine,
