@@ -627,6 +627,7 @@ class PipelinedDispatchTest {
                         expected,
                         settings,
                         TorchKernels.nothing(),
+                        TorchKernels.nothing(),
                         ids,
                         c,
                         scratch,

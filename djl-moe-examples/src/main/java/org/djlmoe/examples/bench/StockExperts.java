@@ -28,8 +28,7 @@ final class StockExperts {
         long k = expert.size() / shape.get(0);
         NDArray order = expert.argSort();
         NDArray token = order.toType(DataType.FLOAT64, false).div(k).floor();
-        NDList rows =
-                split(x.get(token.toType(DataType.INT64, false)), expert, weights.size() / 3);
+        NDList rows = split(x.get(token.toType(DataType.INT64, false)), expert, weights.size() / 3);
         NDList outputs = new NDList();
         for (int e = 0; e < rows.size(); e++) {
             NDArray in = rows.get(e);
