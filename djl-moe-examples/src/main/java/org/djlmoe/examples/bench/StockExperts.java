@@ -34,7 +34,9 @@ final class StockExperts {
             NDArray in = rows.get(e);
             NDArray gate = Linear.linear(in, weights.get(3 * e), null).get(0);
             NDArray up = Linear.linear(in, weights.get(3 * e + 1), null).get(0);
-            NDArray act = Activation.swish(gate, 1).mul(up);
+            // Not Activation.swish: its factor is a number in Java's memory, which backward reads
+            // when it may be gone.
+            NDArray act = Activation.sigmoid(gate).mul(gate).mul(up);
             outputs.add(Linear.linear(act, weights.get(3 * e + 2), null).get(0));
         }
         NDArray weighted = NDArrays.concat(outputs).mul(combine.get(order).expandDims(1));
