@@ -218,6 +218,7 @@ public final class MemoryPlan {
         run.put("evaluation", settings.evaluation());
         run.put("trained", settings.trained().name());
         run.put("loraRank", settings.loraRank());
+        run.put("sharedWidth", settings.sharedWidth());
         run.put("frozenHalf", settings.frozenHalf());
         run.put("stateTier", settings.stateTier().name());
         run.put("moeChunkTokens", settings.moeChunkTokens());
@@ -350,9 +351,9 @@ public final class MemoryPlan {
 
         /**
          * What is alive in the fullest phase, less what is alive in all phases. Runs of eight
-         * shapes held 0.7 to 1.6 times as much in holes after three steps. With array sizes
-         * changing from step to step it grows: of 4096 tokens and 8 experts, 2 times after 40
-         * steps. So over long runs this line is an estimate and no bound.
+         * shapes held 0.7 to 1.6 times as much in holes after three steps. It grows: of 4096 tokens
+         * and 8 experts, to 2.2 times after 40 steps. So over long runs this line is an estimate
+         * and no bound.
          */
         private long transientPeak() {
             long always = 0;
@@ -484,6 +485,7 @@ public final class MemoryPlan {
             long h = config.hiddenSize();
             long i = config.intermediateSize();
             long r = settings.loraRank();
+            long shared = settings.sharedWidth();
             long k = config.topK();
             long queries = (long) config.numHeads() * config.headDim();
             long attentionForward = KernelScratch.attentionForward(config, settings);
@@ -508,7 +510,10 @@ public final class MemoryPlan {
                             ? layers
                                     * tokens
                                     * F32
-                                    * (2 * h + config.numExperts() + k * (2 * h + 4 * i + 2 * r))
+                                    * (2 * h
+                                            + config.numExperts()
+                                            + k * (2 * h + 4 * i + 2 * r)
+                                            + (shared > 0 ? 2 * h + 4 * shared : 0))
                             : moeForward,
                     phase ->
                             phase == Phase.FORWARD_MOE

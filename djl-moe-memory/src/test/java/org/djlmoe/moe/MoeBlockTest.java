@@ -54,6 +54,7 @@ import org.djlmoe.autograd.Checkpointed;
 import org.djlmoe.autograd.GradMode;
 import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.kernel.ExpertKernels.Weights;
+import org.djlmoe.optimizer.OffloadStreamAdamW;
 import org.djlmoe.reference.NaiveMoe;
 import org.djlmoe.routing.RoutingStatistics;
 import org.junit.jupiter.api.AfterEach;
@@ -519,6 +520,53 @@ class MoeBlockTest {
         return after;
     }
 
+    /** Experts in a group of their own, one that no token reaches, a parameter without gradient. */
+    @Test
+    void train_offloadedOptimizerWithGroups_expertsMoveAndTheBiasIsNotItsBusiness() {
+        MoeBlock block =
+                builder()
+                        .optBiasUpdateRate(0.125)
+                        .optBalanceCoefficient(0.1)
+                        .optSharedExperts(SHARED, true)
+                        .build();
+        model.setBlock(block);
+        try (OffloadStreamAdamW optimizer =
+                OffloadStreamAdamW.builder()
+                        .setLearningRateTracker(Tracker.fixed(0.01f))
+                        .optWeightDecay(0.1)
+                        .optLearningRateGroup(path -> path.contains("experts"), 0.5)
+                        .optClipNorm(1)
+                        .optBlock(block)
+                        .build()) {
+            DefaultTrainingConfig config =
+                    new DefaultTrainingConfig(Loss.l2Loss())
+                            .optOptimizer(optimizer)
+                            .optDevices(new Device[] {Device.cpu()});
+            try (Trainer trainer = new BoundedTrainer(model, config)) {
+                trainer.initialize(BATCH);
+                block.router().weight().getArray().muli(0);
+                Map<String, float[]> before = new LinkedHashMap<>();
+                block.getParameters()
+                        .forEach(
+                                p ->
+                                        before.put(
+                                                p.getKey(),
+                                                p.getValue().getArray().toFloatArray()));
+                NDArray x = array(trainer.getManager(), random(new Random(3), 60, 1), 2, 5, HIDDEN);
+                differentiate(trainer, x, x.mul(2));
+                trainer.step();
+                for (Pair<String, Parameter> p : block.getParameters()) {
+                    float[] now = p.getValue().getArray().toFloatArray();
+                    assertFalse(Arrays.equals(before.get(p.getKey()), now), p.getKey());
+                }
+                // Exactly one step of the rate: neither decayed nor scaled.
+                assertArrayEquals(
+                        new float[] {-0.125f, -0.125f, 0.125f, 0.125f},
+                        block.router().balanceBias().getArray().toFloatArray());
+            }
+        }
+    }
+
     @Test
     void saveParameters_balancingBiasAndSharedExperts_comeBack() throws Exception {
         MoeBlock block = builder().optBiasUpdateRate(0.5).optSharedExperts(SHARED, true).build();
@@ -806,7 +854,13 @@ class MoeBlockTest {
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
     void forwardAndBackward_noTokens_emptyOutputAndZeroGradients(boolean bounded) {
-        MoeBlock block = builder().build();
+        MoeBlock block =
+                builder()
+                        .optBalanceCoefficient(1)
+                        .optZCoefficient(1)
+                        .optBiasUpdateRate(0.1)
+                        .optSharedExperts(SHARED, true)
+                        .build();
         try (Trainer trainer = trainer(block, bounded)) {
             NDArray x = trainer.getManager().create(new Shape(0, 5, HIDDEN));
             try (GradientCollector collector = trainer.newGradientCollector()) {
@@ -820,6 +874,10 @@ class MoeBlockTest {
                     assertArrayEquals(new float[gradient.length], gradient, p.getName());
                 }
             }
+            assertEquals(0, block.statistics().orElseThrow().balanceLoss());
+            block.afterStep();
+            assertArrayEquals(
+                    new float[EXPERTS], block.router().balanceBias().getArray().toFloatArray());
         }
     }
 
