@@ -19,7 +19,7 @@ import org.djlmoe.kernel.TorchKernels;
  * One pass of a {@link MoeBlock}: router over all tokens, then the experts one after the other,
  * each on blocks of its rows. The block is what an even router gives an expert of a chunk; chunks
  * need no other order where nothing is exchanged, and so a weight and its gradient stay in the
- * cache while all of their rows go by.
+ * cache while all of their rows go by. Over the ranks of a group, {@link DispatchedExperts} do.
  *
  * <p>Input: [..., H]. Outputs: the same shape, and balance loss and z-loss, () each, if the block
  * hands them out. The losses have true gradients: backward takes those of the two outputs, and in
@@ -32,6 +32,7 @@ final class MoeSegment implements Segment {
     private final NDArray mask;
     private final boolean training;
     private final ExpertKernels.Settings settings;
+    private final DispatchedExperts dispatched;
 
     /**
      * @param mask which tokens count in losses and statistics, 0 for those that do not; or nothing
@@ -48,6 +49,8 @@ final class MoeSegment implements Segment {
                         block.experts().adapterScale(),
                         block.hasResidual(),
                         block.router().renormalizes());
+        this.dispatched =
+                block.dispatch() == null ? null : new DispatchedExperts(block.dispatch(), settings);
     }
 
     @Override
@@ -73,7 +76,13 @@ final class MoeSegment implements Segment {
             ExpertKernels.route(
                     x, 0, 1, weights, settings, selection, counted, sums, ids, combine, scratch);
             block.router().observe(ids);
-            ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
+            if (dispatched == null) {
+                ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
+            }
+        }
+        if (dispatched != null) {
+            long rows = block.chunkRows(tokens);
+            dispatched.forward(context.manager(), x, weights, rows, ids, combine, y);
         }
         NDList outputs = new NDList(y.reshape(inputs.head().getShape()));
         if (wantsLosses()) {
@@ -117,11 +126,26 @@ final class MoeSegment implements Segment {
                         : TorchKernels.nothing();
         NDArray losses = lossGradients(context, outputGradients);
         long rows = block.chunkRows(x.getShape().get(0));
-        try (ExpertScratch scratch =
-                ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
-            ExpertKernels.backward(
-                    x, 0, 1, g, weights, gradients, settings, losses, counted, ids, combine,
-                    scratch, dx);
+        if (dispatched == null) {
+            try (ExpertScratch scratch =
+                    ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
+                ExpertKernels.backward(
+                        x, 0, 1, g, weights, gradients, settings, losses, counted, ids, combine,
+                        scratch, dx);
+            }
+        } else {
+            dispatched.backward(
+                    context.manager(),
+                    x,
+                    g,
+                    weights,
+                    gradients,
+                    rows,
+                    losses,
+                    counted,
+                    ids,
+                    combine,
+                    dx);
         }
         NDArray shaped = dx.reshape(inputs.head().getShape());
         return new NDList(context.handOver(shaped));
