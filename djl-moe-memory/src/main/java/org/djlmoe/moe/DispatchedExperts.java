@@ -13,10 +13,11 @@ import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.kernel.TorchKernels;
 
 /**
- * The experts of one pass of a {@link MoeBlock} over the ranks of a group. The rows that travel are
- * normed, so with a norm an array of all rows is held for the length of a pass; one process norms
- * block by block instead, and reads every expert's weights once a pass and not once a chunk, which
- * is why it does not run through here.
+ * The experts of one pass of a {@link MoeBlock} over the ranks of a group.
+ *
+ * <p>The rows that travel are normed, so with a norm an array of all rows is held for the length of
+ * a pass. One process does not run through here for that reason alone: it norms block by block and
+ * needs no such array. In time the two are equal.
  */
 final class DispatchedExperts {
 

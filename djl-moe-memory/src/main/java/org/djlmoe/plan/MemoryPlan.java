@@ -76,8 +76,16 @@ public final class MemoryPlan {
      * @param config the model
      * @param settings the run
      * @return the plan
+     * @throws IllegalArgumentException if there are more ranks than experts
      */
     public static MemoryPlan of(MoeConfig config, PlanSettings settings) {
+        if (settings.ranks() > config.numExperts()) {
+            throw new IllegalArgumentException(
+                    settings.ranks()
+                            + " ranks for "
+                            + config.numExperts()
+                            + " experts: take at most one rank an expert");
+        }
         return new MemoryPlan(config, settings);
     }
 

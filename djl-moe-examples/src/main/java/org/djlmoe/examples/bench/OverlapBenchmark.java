@@ -34,7 +34,6 @@ public final class OverlapBenchmark {
 
     private static final int RANKS = 2;
     private static final int CHUNKS = 10;
-    private static final int TOKENS = 8 * 1024;
     private static final int TOP_K = 2;
     private static final int EXPERTS = 8;
     private static final int HIDDEN = 128;
@@ -43,20 +42,23 @@ public final class OverlapBenchmark {
     private static final double DELAY = 0.8;
 
     private final Map<String, Object> settings = new LinkedHashMap<>();
+    private final int tokens;
     private final int seed;
     private final int runs;
 
     /**
      * Creates the benchmark.
      *
+     * @param tokens of each rank
      * @param seed decides the numbers computed with
      * @param runs timed runs of each pass
      */
-    public OverlapBenchmark(int seed, int runs) {
+    public OverlapBenchmark(int tokens, int seed, int runs) {
+        this.tokens = tokens;
         this.seed = seed;
         this.runs = runs;
         settings.put("ranks", RANKS);
-        settings.put("tokens", TOKENS);
+        settings.put("tokens", tokens);
         settings.put("hidden", HIDDEN);
         settings.put("inner", INNER);
         settings.put("experts", EXPERTS);
@@ -154,7 +156,7 @@ public final class OverlapBenchmark {
                         group -> {
                             try (NDManager manager = NDManager.newBaseManager()) {
                                 Progress told = group.rank() == 0 ? progress : what -> {};
-                                Passes passes = new Passes(group, manager, seed);
+                                Passes passes = new Passes(group, manager, tokens, seed);
                                 return List.of(
                                         time("forward", group, passes::forward, delay, 2, told),
                                         time("backward", group, passes::backward, delay, 3, told));
@@ -223,16 +225,16 @@ public final class OverlapBenchmark {
         private final List<NDArray> weights;
         private final List<NDArray> gradients = new ArrayList<>();
 
-        Passes(ProcessGroup group, NDManager manager, int seed) {
-            overlapping = dispatch(group, true);
-            waiting = dispatch(group, false);
-            Shape rows = new Shape(TOKENS, HIDDEN);
-            Shape routes = new Shape(TOKENS, TOP_K);
+        Passes(ProcessGroup group, NDManager manager, int tokens, int seed) {
+            overlapping = dispatch(group, tokens, true);
+            waiting = dispatch(group, tokens, false);
+            Shape rows = new Shape(tokens, HIDDEN);
+            Shape routes = new Shape(tokens, TOP_K);
             manager.getEngine().setRandomSeed(seed);
             x = manager.randomNormal(rows);
             out = manager.zeros(rows);
             int[] routing =
-                    DispatchWorkload.BALANCED.experts(TOKENS, TOP_K, EXPERTS, RANKS, CHUNKS);
+                    DispatchWorkload.BALANCED.experts(tokens, TOP_K, EXPERTS, RANKS, CHUNKS);
             ids =
                     manager.create(Arrays.stream(routing).asLongStream().toArray(), routes)
                             .duplicate();
@@ -255,11 +257,11 @@ public final class OverlapBenchmark {
             return manager.randomNormal(0, SPREAD, shape, DataType.FLOAT32);
         }
 
-        private static PipelinedDispatch dispatch(ProcessGroup group, boolean overlap) {
+        private static PipelinedDispatch dispatch(ProcessGroup group, int tokens, boolean overlap) {
             return PipelinedDispatch.builder()
                     .setGroup(group)
                     .setExperts(EXPERTS)
-                    .optChunkTokens((TOKENS + CHUNKS - 1) / CHUNKS)
+                    .optChunkTokens((tokens + CHUNKS - 1) / CHUNKS)
                     .optOverlap(overlap)
                     .build();
         }

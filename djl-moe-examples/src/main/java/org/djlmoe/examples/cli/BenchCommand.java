@@ -124,7 +124,8 @@ final class BenchCommand implements Runnable {
 
         @Option(
                 names = "--tokens",
-                description = "Default: 32768; with --ranks 2560, on each rank.")
+                description =
+                        "Default: 32768; with --ranks 2560 and with --overlap 8192, on each rank.")
         private Integer tokens;
 
         @Option(names = "--hidden", description = "Default: 512; with --ranks 64.")
@@ -160,7 +161,7 @@ final class BenchCommand implements Runnable {
             boolean many = group.areMany();
             if (group.isOverlap()) {
                 int seed = (int) settings("", "", options).get("seed");
-                options.writeJson(group.measureOverlap(seed, bench, options));
+                options.writeJson(group.measureOverlap(or(tokens, 8192), seed, bench, options));
                 return ExitCodes.OK;
             }
             Map<String, Object> settings =

@@ -47,6 +47,9 @@ final class RankOptions {
         if (ranks == 1 && workloads != null) {
             throw new UserError("--workloads needs --ranks of 2 or more");
         }
+        if (ranks > 1 && overlap) {
+            throw new UserError("--overlap has two ranks of its own: leave out --ranks");
+        }
         return ranks > 1;
     }
 
@@ -82,8 +85,10 @@ final class RankOptions {
         return json;
     }
 
-    Map<String, Object> measureOverlap(int seed, BenchOptions bench, CommonOptions options) {
-        OverlapBenchmark benchmark = new OverlapBenchmark(seed, bench.runs());
+    Map<String, Object> measureOverlap(
+            int tokens, int seed, BenchOptions bench, CommonOptions options) {
+        Arguments.positive("--tokens", tokens);
+        OverlapBenchmark benchmark = new OverlapBenchmark(tokens, seed, bench.runs());
         oneThreadARank();
         try (ProgressBar bar = options.progress("bench overlap", benchmark.steps()).build()) {
             OverlapBenchmark.Report report =
