@@ -125,7 +125,7 @@ final class BenchCommand implements Runnable {
         @Option(
                 names = "--tokens",
                 description =
-                        "Default: 32768; with --ranks 2560 and with --overlap 8192, on each rank.")
+                        "Default: 32768, with --overlap on each rank; with --ranks 2560 on each.")
         private Integer tokens;
 
         @Option(names = "--hidden", description = "Default: 512; with --ranks 64.")
@@ -161,7 +161,7 @@ final class BenchCommand implements Runnable {
             boolean many = group.areMany();
             if (group.isOverlap()) {
                 int seed = (int) settings("", "", options).get("seed");
-                options.writeJson(group.measureOverlap(or(tokens, 8192), seed, bench, options));
+                options.writeJson(group.measureOverlap(or(tokens, 32768), seed, bench, options));
                 return ExitCodes.OK;
             }
             Map<String, Object> settings =
