@@ -371,6 +371,96 @@ public final class ExpertKernels {
     }
 
     /**
+     * Adds what the shared experts make of all rows.
+     *
+     * @param x [N, H]
+     * @param weights the layer's weights
+     * @param settings the layer's settings
+     * @param scratch of a forward pass, of any number of rows
+     * @param y [N, H], added to
+     */
+    public static void sharedForward(
+            NDArray x, List<NDArray> weights, Settings settings, ExpertScratch scratch, NDArray y) {
+        KERNELS.run(
+                "shared_forward",
+                x,
+                0,
+                1,
+                weights,
+                settings.eps(),
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
+                y);
+    }
+
+    /**
+     * What {@link #backward} does behind the experts: shared experts, router, norm and residual, of
+     * all rows.
+     *
+     * @param x [N, H]
+     * @param g gradient of the output [N, H]
+     * @param weights the layer's weights
+     * @param gradients their gradients, added to
+     * @param settings the layer's settings
+     * @param losses from {@link #routerLossGradients}, or {@link TorchKernels#nothing}
+     * @param mask [N], 0 for the rows that do not count in the router's losses, or {@link
+     *     TorchKernels#nothing}
+     * @param outside of the forward pass's {@link Selection}
+     * @param ids INT64 [N, topK] of the forward pass
+     * @param dcombine [N, topK], the gradient of the combine weights
+     * @param scratch of a backward pass, of any number of rows
+     * @param dx [N, H], the gradient of the normed rows that the experts gave; replaced by that of
+     *     the rows
+     */
+    public static void routerBackward(
+            NDArray x,
+            NDArray g,
+            List<NDArray> weights,
+            List<NDArray> gradients,
+            Settings settings,
+            NDArray losses,
+            NDArray mask,
+            NDArray outside,
+            NDArray ids,
+            NDArray dcombine,
+            ExpertScratch scratch,
+            NDArray dx) {
+        KERNELS.run(
+                "shared_backward",
+                x,
+                0,
+                1,
+                g,
+                weights,
+                gradients,
+                settings.eps(),
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
+                dx);
+        KERNELS.run(
+                "router_backward",
+                x,
+                0,
+                1,
+                g,
+                weights,
+                gradients,
+                settings.eps(),
+                settings.residual(),
+                settings.renormalize(),
+                losses,
+                mask,
+                outside,
+                ids,
+                dcombine,
+                scratch.block(),
+                scratch.wide(),
+                dx);
+    }
+
+    /**
      * Runs the experts on rows that are grouped by expert, in place: row = combine weight *
      * expert(row).
      *

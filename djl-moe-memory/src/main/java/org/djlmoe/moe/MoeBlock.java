@@ -13,16 +13,19 @@ import ai.djl.util.PairList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
+import java.util.function.UnaryOperator;
 import org.djlmoe.autograd.Gradients;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.StepListener;
 import org.djlmoe.autograd.Tape;
 import org.djlmoe.dispatch.ChunkSchedule;
+import org.djlmoe.dispatch.PipelinedDispatch;
 import org.djlmoe.expert.Experts;
 import org.djlmoe.expert.SharedExperts;
 import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.kernel.TorchKernels;
+import org.djlmoe.parallel.ProcessGroup;
 import org.djlmoe.routing.Router;
 import org.djlmoe.routing.RoutingStatistics;
 
@@ -39,7 +42,9 @@ import org.djlmoe.routing.RoutingStatistics;
  * <p>Bound above inputs, outputs and weights, whatever the router does: 2 I + H numbers forward and
  * 5 I + 2 H backward for each of {@code max(512, c k / E)} rows, with c tokens a chunk; and k ids
  * and weights a token with their order by expert. Shared experts run in the same memory; if they
- * are wider than I, their width counts in place of I. No token is ever dropped.
+ * are wider than I, their width counts in place of I. No token is ever dropped. Over several ranks
+ * ({@link Builder#optGroup(ProcessGroup)}) the bound is that of {@link PipelinedDispatch}, and with
+ * a norm N H numbers for the normed rows.
  *
  * <p>Two losses keep the router in order, computed in every forward pass of training: the balance
  * loss E * sum f_e P_e, with f_e the number of routes to expert e a token and P_e its mean
@@ -76,6 +81,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
     private final int chunkTokens;
     private final int maxChunks;
     private final boolean lossOutputs;
+    private final PipelinedDispatch dispatch;
     private double balanceCoefficient;
     private double zCoefficient;
     private volatile RoutingStatistics statistics;
@@ -87,6 +93,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
         this.chunkTokens = builder.chunkTokens;
         this.maxChunks = builder.maxChunks;
         this.lossOutputs = builder.lossOutputs;
+        this.dispatch = builder.dispatch();
         setBalanceCoefficient(builder.balanceCoefficient);
         setZCoefficient(builder.zCoefficient);
         this.norm =
@@ -115,7 +122,10 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
                 addChildBlock(
                         "experts",
                         new Experts(
-                                builder.experts, hidden, builder.inner, builder.initializerRange));
+                                dispatch == null ? builder.experts : dispatch.ownExperts(),
+                                hidden,
+                                builder.inner,
+                                builder.initializerRange));
         this.shared =
                 builder.sharedInner == 0
                         ? null
@@ -158,7 +168,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
     /**
      * Returns the experts.
      *
-     * @return the experts
+     * @return the experts; in a group of several ranks those of this rank
      */
     public Experts experts() {
         return experts;
@@ -171,6 +181,15 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
      */
     public SharedExperts sharedExperts() {
         return shared;
+    }
+
+    /**
+     * Returns what runs the experts over the ranks of a group: first expert, bytes sent, peak.
+     *
+     * @return the dispatch, or null if one process has all experts
+     */
+    public PipelinedDispatch dispatch() {
+        return dispatch;
     }
 
     /**
@@ -324,6 +343,12 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
     /** The layer behind the router from its parts, differentiable and unbounded. */
     NDArray expertsPlain(
             ParameterStore parameterStore, NDArray x, NDArray h, NDList chosen, boolean training) {
+        if (dispatch != null) {
+            throw new IllegalStateException(
+                    "The experts of this block lie on several ranks, which plain autograd cannot"
+                            + " follow: train with a BoundedTrainer, or switch gradient mode off"
+                            + " for inference");
+        }
         NDArray y =
                 experts.forward(
                                 parameterStore,
@@ -382,8 +407,24 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
         private double initializerRange = 0.02;
         private int chunkTokens = 4096;
         private int maxChunks = 10;
+        private ProcessGroup group;
+        private UnaryOperator<PipelinedDispatch.Builder> groupSettings = UnaryOperator.identity();
 
         Builder() {}
+
+        /** Null where there is nobody to exchange with. */
+        private PipelinedDispatch dispatch() {
+            return group == null || group.size() == 1
+                    ? null
+                    : groupSettings
+                            .apply(
+                                    PipelinedDispatch.builder()
+                                            .setGroup(group)
+                                            .setExperts(experts)
+                                            .optChunkTokens(chunkTokens)
+                                            .optMaxChunks(maxChunks))
+                            .build();
+        }
 
         /**
          * Sets H.
@@ -553,6 +594,37 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
          */
         public Builder optMaxChunks(int value) {
             maxChunks = value;
+            return this;
+        }
+
+        /**
+         * Spreads the experts over the ranks of a group: this block then has those of its own rank,
+         * and the router chooses among all. See {@link #optGroup(ProcessGroup, UnaryOperator)}.
+         *
+         * @param value the group; one process alone has all experts and exchanges nothing
+         * @return this builder
+         */
+        public Builder optGroup(ProcessGroup value) {
+            return optGroup(value, UnaryOperator.identity());
+        }
+
+        /**
+         * Spreads the experts over the ranks of a group. All ranks call the block equally often, in
+         * training and in evaluation, though with batches of their own, of any number of tokens.
+         * Gradients of the experts are those of all ranks' tokens. Norm, router and shared experts
+         * are on every rank: start them equal, and add their gradients up with {@link
+         * ProcessGroup#sum} before a step. Balance loss, z-loss and statistics are of a rank's own
+         * tokens. Needs the tape of a {@code BoundedTrainer}; adapters need a group of one.
+         *
+         * @param value the group, which stays the caller's to close
+         * @param settings of the dispatch, the same on all ranks; those of chunks are the block's
+         *     unless set here
+         * @return this builder
+         */
+        public Builder optGroup(
+                ProcessGroup value, UnaryOperator<PipelinedDispatch.Builder> settings) {
+            group = value;
+            groupSettings = settings;
             return this;
         }
 

@@ -20,7 +20,7 @@ import org.djlmoe.routing.MaskLogits;
  * One pass of a {@link MoeBlock}: router over all tokens, then the experts one after the other,
  * each on blocks of its rows. The block is what an even router gives an expert of a chunk; chunks
  * need no other order where nothing is exchanged, and so a weight and its gradient stay in the
- * cache while all of their rows go by.
+ * cache while all of their rows go by. Over the ranks of a group, {@link DispatchedExperts} do.
  *
  * <p>Input: [..., H]. Outputs: the same shape, and balance loss and z-loss, () each, if the block
  * hands them out. The losses have true gradients: backward takes those of the two outputs, and in
@@ -34,6 +34,7 @@ final class MoeSegment implements Segment {
     private final boolean training;
     private final ExpertKernels.Settings settings;
     private int excluded;
+    private final DispatchedExperts dispatched;
 
     /**
      * @param mask which tokens count in losses and statistics, 0 for those that do not; or nothing
@@ -50,6 +51,8 @@ final class MoeSegment implements Segment {
                         block.experts().adapterScale(),
                         block.hasResidual(),
                         block.router().renormalizes());
+        this.dispatched =
+                block.dispatch() == null ? null : new DispatchedExperts(block.dispatch(), settings);
     }
 
     @Override
@@ -90,7 +93,13 @@ final class MoeSegment implements Segment {
                 }
             }
             block.router().observe(ids);
-            ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
+            if (dispatched == null) {
+                ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
+            }
+        }
+        if (dispatched != null) {
+            long rows = block.chunkRows(tokens);
+            dispatched.forward(context.manager(), x, weights, rows, ids, combine, y);
         }
         NDList outputs = new NDList(y.reshape(inputs.head().getShape()));
         if (wantsLosses()) {
@@ -116,6 +125,10 @@ final class MoeSegment implements Segment {
             }
             MaskLogits mask = block.router().mask();
             if (training && mask != null && mask.trains()) {
+                if (dispatched != null) {
+                    throw new IllegalStateException(
+                            "Mask logits train in one process only: detach the mask or the group");
+                }
                 context.save("slopes", mask.slopes(x.getManager()));
                 excluded = excluded(mask, selection);
                 if (excluded > 0) {
@@ -151,11 +164,27 @@ final class MoeSegment implements Segment {
                 slopes == null ? TorchKernels.nothing() : x.getManager().create(combine.getShape());
         long tokens = x.getShape().get(0);
         long rows = block.chunkRows(tokens);
-        try (ExpertScratch scratch =
-                ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
-            ExpertKernels.backward(
-                    x, 0, 1, g, weights, gradients, settings, losses, counted, outside, ids,
-                    combine, scratch, dx, dcombine);
+        if (dispatched == null) {
+            try (ExpertScratch scratch =
+                    ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
+                ExpertKernels.backward(
+                        x, 0, 1, g, weights, gradients, settings, losses, counted, outside, ids,
+                        combine, scratch, dx, dcombine);
+            }
+        } else {
+            dispatched.backward(
+                    context.manager(),
+                    x,
+                    g,
+                    weights,
+                    gradients,
+                    rows,
+                    losses,
+                    counted,
+                    outside,
+                    ids,
+                    combine,
+                    dx);
         }
         if (slopes != null) {
             maskBackward(context, x, g, weights, outside, slopes, ids, combine, dcombine);

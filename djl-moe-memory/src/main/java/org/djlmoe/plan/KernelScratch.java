@@ -1,5 +1,6 @@
 package org.djlmoe.plan;
 
+import org.djlmoe.dispatch.ChunkSchedule;
 import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.model.MoeConfig;
 
@@ -17,6 +18,12 @@ final class KernelScratch {
     private static final long F32 = 4;
     private static final long I64 = 8;
     private static final long BF16 = 2;
+
+    /** What a rank may receive over the mean before experts are moved: lambda's default. */
+    private static final double SLACK = 1.3;
+
+    /** Bytes of index arithmetic for a slot of a received row. */
+    private static final long GROUPING = 60;
 
     private final long h;
     private final long inner;
@@ -286,7 +293,8 @@ final class KernelScratch {
 
     /** Rows that go through an expert, or the router, at a time. */
     private long block(PlanSettings settings) {
-        return ExpertScratch.blockRows(settings.chunk(), (int) k, experts);
+        return ExpertScratch.blockRows(
+                settings.chunk(), (int) k, PlanSettings.ceil(experts, settings.ranks()));
     }
 
     /** What a pass through the layer holds from its first chunk to its last. */
@@ -326,6 +334,69 @@ final class KernelScratch {
         s.drop(6 * logits);
         s.drop(2 * dalpha + routes + scratch);
         return s.finish();
+    }
+
+    // org.djlmoe.dispatch
+
+    /**
+     * Rows on their way between ranks, and what says where they go. In a layer of several chunks
+     * the buffers are of this size; in one chunk, at most.
+     */
+    static long dispatchRows(MoeConfig config, PlanSettings settings, boolean backward) {
+        long ranks = settings.ranks();
+        if (ranks == 1) {
+            return 0;
+        }
+        long h = config.hiddenSize();
+        long k = config.topK();
+        long c = settings.chunk();
+        long chunks = PlanSettings.ceil(settings.tokens(), c);
+        long routes = (long) Math.ceil(SLACK * settings.tokens() * k);
+        long received =
+                Math.min(
+                        ranks * c,
+                        chunks == 1 ? routes : ChunkSchedule.bound(routes, (int) chunks));
+        long sent = c * Math.min(k, ranks - 1);
+        long packed = h + 2 * k;
+        // Of a single chunk's buffers, some are used again for its results.
+        boolean one = chunks == 1;
+        long numbers = (one ? 2 : 3) * received * packed + sent * packed + (one ? 0 : sent * h);
+        if (backward) {
+            numbers =
+                    (one ? 2 : 3) * received * packed
+                            + (one ? 1 : 2) * received * h
+                            + sent * (packed + h)
+                            + (one ? 0 : sent * (h + k));
+        }
+        long indices = F32 * settings.tokens() * k + 8 * (config.numExperts() + 1L);
+        return numbers * F32 + indices + (one ? 1 : 3) * I64 * (sent + c);
+    }
+
+    /** What a kernel needs to group the rows of a chunk by expert, beside the rows. */
+    static long dispatchGrouping(MoeConfig config, PlanSettings settings) {
+        if (settings.ranks() == 1) {
+            return 0;
+        }
+        return GROUPING * config.topK() * settings.ranks() * settings.chunk();
+    }
+
+    /** Weights of experts that other ranks lend, as many as the rank's own; their gradients. */
+    static long lentExperts(MoeConfig config, PlanSettings settings, boolean backward) {
+        if (settings.ranks() == 1) {
+            return 0;
+        }
+        long foreign = PlanSettings.ceil(config.numExperts(), settings.ranks());
+        long expert = 3L * config.hiddenSize() * config.intermediateSize();
+        long gradients =
+                backward && settings.trained() == PlanSettings.Trained.ALL
+                        ? (foreign + 1) * expert * F32
+                        : 0;
+        return foreign * expert * (settings.frozenHalf() ? BF16 : F32) + gradients;
+    }
+
+    /** The normed rows, which travel. */
+    static long dispatchNormed(MoeConfig config, PlanSettings settings) {
+        return settings.ranks() == 1 ? 0 : settings.tokens() * config.hiddenSize() * F32;
     }
 
     // vocab.py

@@ -21,14 +21,17 @@ import org.djlmoe.model.MoeConfig;
  * peak is the runtime's base and the largest sum of any phase. Beside each line stands what plain
  * automatic differentiation of the same operations (fused attention included) would hold.
  *
- * <p>Routing has no part in it: what the experts need is the same for any router.
+ * <p>Routing has no part in it: what the experts need is the same for any router, or bounded.
  *
  * <p>On a CPU an allocator that keeps freed memory holds more than the arrays; the plan has a
  * measured allowance for its holes, the one line that is no count of tensors. The plan's bound is
  * hard with an allocator that returns memory.
  *
- * <p>When not to use it: for gradients collected without a tape, which are not bounded; for several
- * ranks; for boundaries that are offloaded.
+ * <p>Over several ranks the plan is that of one rank, of the experts' dispatch alone: embedding and
+ * vocabulary projection lie whole on each.
+ *
+ * <p>When not to use it: for gradients collected without a tape, which are not bounded; for
+ * boundaries that are offloaded.
  */
 public final class MemoryPlan {
 
@@ -73,8 +76,16 @@ public final class MemoryPlan {
      * @param config the model
      * @param settings the run
      * @return the plan
+     * @throws IllegalArgumentException if there are more ranks than experts
      */
     public static MemoryPlan of(MoeConfig config, PlanSettings settings) {
+        if (settings.ranks() > config.numExperts()) {
+            throw new IllegalArgumentException(
+                    settings.ranks()
+                            + " ranks for "
+                            + config.numExperts()
+                            + " experts: take at most one rank an expert");
+        }
         return new MemoryPlan(config, settings);
     }
 
@@ -218,6 +229,7 @@ public final class MemoryPlan {
         run.put("evaluation", settings.evaluation());
         run.put("trained", settings.trained().name());
         run.put("loraRank", settings.loraRank());
+        run.put("ranks", settings.ranks());
         run.put("sharedWidth", settings.sharedWidth());
         run.put("frozenHalf", settings.frozenHalf());
         run.put("stateTier", settings.stateTier().name());
@@ -519,6 +531,7 @@ public final class MemoryPlan {
                             phase == Phase.FORWARD_MOE
                                     ? moeForward
                                     : phase == Phase.BACKWARD_MOE ? moeBackward : 0);
+            exchange();
             long normForward = KernelScratch.normForward(config, settings);
             long normBackward = training ? KernelScratch.normBackward(config, settings) : 0;
             add(
@@ -529,6 +542,39 @@ public final class MemoryPlan {
                             phase == Phase.FORWARD_NORM
                                     ? normForward
                                     : phase == Phase.BACKWARD_NORM ? normBackward : 0);
+        }
+
+        /** What several ranks need beside one. */
+        private void exchange() {
+            long k = config.topK();
+            moePhases(
+                    "dispatch rows",
+                    "3 received and 2 sent forward, 5 and 3 backward, each of a chunk; indices",
+                    (training ? layers : 1) * 2 * tokens * k * config.hiddenSize() * F32,
+                    KernelScratch.dispatchRows(config, settings, false)
+                            + KernelScratch.dispatchGrouping(config, settings),
+                    KernelScratch.dispatchRows(config, settings, true)
+                            + KernelScratch.dispatchGrouping(config, settings));
+            moePhases(
+                    "lent experts",
+                    "as many as a rank has, 3 x H x I each, and backward their gradients",
+                    0,
+                    KernelScratch.lentExperts(config, settings, false),
+                    KernelScratch.lentExperts(config, settings, true));
+            long normed = KernelScratch.dispatchNormed(config, settings);
+            moePhases("normed rows", "[N, H], what is dispatched", 0, normed, normed);
+        }
+
+        private void moePhases(
+                String name, String formula, long unbounded, long forward, long backward) {
+            add(
+                    name,
+                    formula,
+                    unbounded,
+                    phase ->
+                            phase == Phase.FORWARD_MOE
+                                    ? forward
+                                    : phase == Phase.BACKWARD_MOE ? backward : 0);
         }
 
         private void loss() {

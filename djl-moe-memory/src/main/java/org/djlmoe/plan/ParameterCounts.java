@@ -3,7 +3,7 @@ package org.djlmoe.plan;
 import org.djlmoe.model.MoeConfig;
 
 /**
- * How many numbers a decoder's parameters have.
+ * How many numbers a decoder's parameters have on a rank: of the experts, those at home there.
  *
  * @param projections attention's four matrices and the experts, shared ones too: what may be BF16
  *     when frozen
@@ -24,7 +24,8 @@ record ParameterCounts(long projections, long routers, long adapters, long other
         long keys = (long) config.numKeyValueHeads() * config.headDim();
         long table = config.vocabSize() * h;
         long attention = 2 * h * (queries + keys);
-        long gateUp = e * 2 * i * h;
+        long own = PlanSettings.ceil(e, settings.ranks());
+        long gateUp = own * 2 * i * h;
         long s = settings.sharedWidth();
         long gates = s > 0 && settings.sharedGate() ? layers * h : 0;
         long lora = e * r * (h + 2 * i + i + h);
@@ -33,7 +34,7 @@ record ParameterCounts(long projections, long routers, long adapters, long other
                         ? Math.max(Math.max(gateUp, table), h * Math.max(queries, 2 * s))
                         : Math.max(e * h, e * r * Math.max(h, 2 * i));
         return new ParameterCounts(
-                layers * (attention + gateUp + e * h * i + 3 * s * h),
+                layers * (attention + gateUp + own * h * i + 3 * s * h),
                 layers * e * h,
                 layers * lora,
                 (config.tieWordEmbeddings() ? 1 : 2) * table + (2 * layers + 1) * h + gates,

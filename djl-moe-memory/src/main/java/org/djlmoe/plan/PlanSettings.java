@@ -10,6 +10,7 @@ import java.util.Objects;
  * @param evaluation true for forward and loss without gradients
  * @param trained which parameters train
  * @param loraRank r, rank of the experts' adapters; 0 for none
+ * @param ranks P, processes that the experts of a layer are spread over; 1 for one that has all
  * @param sharedWidth S, width of the shared experts; 0 for none
  * @param sharedGate whether the shared experts have a gate
  * @param frozenHalf whether frozen projections and experts are BF16; all else is F32
@@ -27,6 +28,7 @@ public record PlanSettings(
         boolean evaluation,
         Trained trained,
         int loraRank,
+        int ranks,
         int sharedWidth,
         boolean sharedGate,
         boolean frozenHalf,
@@ -76,6 +78,11 @@ public record PlanSettings(
         positive("moeChunkTokens", moeChunkTokens);
         positive("maxChunks", maxChunks);
         positive("vocabBlockTokens", vocabBlockTokens);
+        positive("ranks", ranks);
+        if (ranks > 1 && loraRank > 0) {
+            throw new IllegalArgumentException(
+                    "Experts with adapters cannot be dispatched over ranks: plan for one rank");
+        }
         Objects.requireNonNull(trained, "trained");
         Objects.requireNonNull(stateTier, "stateTier");
         Objects.requireNonNull(allocator, "allocator");
@@ -153,6 +160,7 @@ public record PlanSettings(
         private boolean evaluation;
         private Trained trained = Trained.ALL;
         private int loraRank;
+        private int ranks = 1;
         private int sharedWidth;
         private boolean sharedGate;
         private boolean frozenHalf;
@@ -171,6 +179,7 @@ public record PlanSettings(
             evaluation = from.evaluation;
             trained = from.trained;
             loraRank = from.loraRank;
+            ranks = from.ranks;
             sharedWidth = from.sharedWidth;
             sharedGate = from.sharedGate;
             frozenHalf = from.frozenHalf;
@@ -225,6 +234,18 @@ public record PlanSettings(
         public Builder optAdapters(int rank) {
             trained = Trained.ROUTERS_AND_ADAPTERS;
             loraRank = rank;
+            return this;
+        }
+
+        /**
+         * Spreads the experts of a layer over ranks, each of which has a batch of this size, with
+         * the planner of {@code PipelinedDispatch} as it is by default. Default: 1, no exchange.
+         *
+         * @param number P, at most the number of experts
+         * @return this builder
+         */
+        public Builder optRanks(int number) {
+            ranks = number;
             return this;
         }
 
@@ -334,6 +355,7 @@ public record PlanSettings(
                     evaluation,
                     trained,
                     loraRank,
+                    ranks,
                     sharedWidth,
                     sharedGate,
                     frozenHalf,

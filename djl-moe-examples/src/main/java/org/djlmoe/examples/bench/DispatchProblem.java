@@ -2,11 +2,14 @@ package org.djlmoe.examples.bench;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlmoe.kernel.ExpertKernels;
 
 /** The rows and the weights of a Mixture-of-Experts layer, the same in every child. */
 final class DispatchProblem implements AutoCloseable {
@@ -55,6 +58,45 @@ final class DispatchProblem implements AutoCloseable {
             weights.add(normal(new Shape(hidden, inner)));
         }
         return weights;
+    }
+
+    /**
+     * Makes the weights of the experts as the kernels take them; to be called once.
+     *
+     * @param weights the kernels' list, in which they are put
+     */
+    void stack(List<NDArray> weights) {
+        List<NDArray> parts = expertWeights();
+        stack(parts, weights);
+        parts.forEach(NDArray::close);
+    }
+
+    /**
+     * Copies weights of experts into stacks.
+     *
+     * @param parts from {@link #expertWeights}
+     * @param weights the kernels' list, in which the stacks are put
+     */
+    void stack(List<NDArray> parts, List<NDArray> weights) {
+        NDList gateUp = new NDList();
+        NDList down = new NDList();
+        try (NDManager scratch = manager.newSubManager()) {
+            for (int e = 0; e < experts; e++) {
+                NDList both = new NDList(parts.get(3 * e), parts.get(3 * e + 1));
+                NDArray joined = NDArrays.concat(both);
+                joined.attach(scratch);
+                gateUp.add(joined);
+                down.add(parts.get(3 * e + 2));
+            }
+            weights.set(ExpertKernels.Weights.GATE_UP.ordinal(), stacked(gateUp));
+            weights.set(ExpertKernels.Weights.DOWN.ordinal(), stacked(down));
+        }
+    }
+
+    private NDArray stacked(NDList list) {
+        NDArray stack = NDArrays.stack(list);
+        stack.attach(manager);
+        return stack;
     }
 
     /** Returns the bytes of an array of all tokens. */

@@ -1,8 +1,6 @@
 package org.djlmoe.examples.bench;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDArrays;
-import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.DataType;
@@ -58,7 +56,7 @@ public final class DispatchWorkload implements Workload {
                         Collections.nCopies(
                                 ExpertKernels.Weights.values().length, TorchKernels.nothing()));
         weights.set(ExpertKernels.Weights.ROUTER.ordinal(), problem.router);
-        stack();
+        problem.stack(weights);
         for (NDArray weight : weights) {
             gradients.add(weight.size() == 0 ? weight : weight.zerosLike());
         }
@@ -69,29 +67,6 @@ public final class DispatchWorkload implements Workload {
 
     static String withChunks(int chunks) {
         return "k" + chunks;
-    }
-
-    private void stack() {
-        NDList gateUp = new NDList();
-        NDList down = new NDList();
-        List<NDArray> parts = problem.expertWeights();
-        try (NDManager scratch = problem.manager.newSubManager()) {
-            for (int e = 0; e < problem.experts; e++) {
-                NDList both = new NDList(parts.get(3 * e), parts.get(3 * e + 1));
-                gateUp.add(NDArrays.concat(both));
-                down.add(parts.get(3 * e + 2));
-            }
-            gateUp.attach(scratch);
-            down.attach(scratch);
-            set(ExpertKernels.Weights.GATE_UP, NDArrays.stack(gateUp));
-            set(ExpertKernels.Weights.DOWN, NDArrays.stack(down));
-        }
-        parts.forEach(NDArray::close);
-    }
-
-    private void set(ExpertKernels.Weights place, NDArray weight) {
-        weight.attach(problem.manager);
-        weights.set(place.ordinal(), weight);
     }
 
     @Override

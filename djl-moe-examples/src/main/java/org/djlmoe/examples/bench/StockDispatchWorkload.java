@@ -2,12 +2,8 @@ package org.djlmoe.examples.bench;
 
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
-import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.Activation;
 import ai.djl.nn.core.Linear;
 import ai.djl.training.GradientCollector;
 import java.util.LinkedHashMap;
@@ -63,30 +59,7 @@ public final class StockDispatchWorkload implements Workload {
         NDList top = probabilities.topK(k, 1, true, true);
         NDArray combine = top.get(0).div(top.get(0).sum(new int[] {1}, true)).flatten();
         NDArray expert = top.get(1).flatten();
-        NDArray order = expert.argSort();
-        NDArray token = order.toType(DataType.FLOAT64, false).div(k).floor();
-        NDList rows = split(x.get(token.toType(DataType.INT64, false)), expert);
-        NDList outputs = new NDList();
-        for (int e = 0; e < problem.experts; e++) {
-            NDArray in = rows.get(e);
-            NDArray gate = Linear.linear(in, weights.get(3 * e), null).get(0);
-            NDArray up = Linear.linear(in, weights.get(3 * e + 1), null).get(0);
-            NDArray act = Activation.swish(gate, 1).mul(up);
-            outputs.add(Linear.linear(act, weights.get(3 * e + 2), null).get(0));
-        }
-        NDArray weighted = NDArrays.concat(outputs).mul(combine.get(order).expandDims(1));
-        // back in the order of the tokens: DJL has no operation that adds rows at places
-        return weighted.get(order.argSort())
-                .reshape(new Shape(problem.tokens, k, problem.hidden))
-                .sum(new int[] {1});
-    }
-
-    private NDList split(NDArray rows, NDArray expert) {
-        long[] ends = new long[problem.experts - 1];
-        for (int e = 0; e < ends.length; e++) {
-            ends[e] = expert.lte(e).toType(DataType.INT64, false).sum().getLong();
-        }
-        return rows.split(ends);
+        return StockExperts.apply(x, expert, combine, weights);
     }
 
     /** The output and its gradient. */

@@ -111,7 +111,8 @@ final class BenchCommand implements Runnable {
             name = "dispatch",
             description =
                     "Forward and backward of a Mixture-of-Experts layer: in chunks, all tokens at"
-                            + " once, and by DJL's own automatic differentiation.",
+                            + " once, and by DJL's own automatic differentiation. With --ranks:"
+                            + " its experts over several ranks, in one process.",
             mixinStandardHelpOptions = true,
             versionProvider = Moe.Version.class,
             sortOptions = false)
@@ -122,30 +123,34 @@ final class BenchCommand implements Runnable {
         @Mixin private CommonOptions options;
         @Mixin private BenchOptions bench;
 
-        @Option(names = "--tokens", defaultValue = "32768", description = "Default: 32768.")
-        private int tokens;
+        @Mixin private RankOptions group;
 
-        @Option(names = "--hidden", defaultValue = "512", description = "Default: 512.")
-        private int hidden;
+        @Option(
+                names = "--tokens",
+                description =
+                        "Default: 32768, with --overlap on each rank; with --ranks 2560 on each.")
+        private Integer tokens;
+
+        @Option(names = "--hidden", description = "Default: 512; with --ranks 64.")
+        private Integer hidden;
 
         @Option(
                 names = "--inner",
-                defaultValue = "1024",
-                description = "Width of an expert (default: 1024).")
-        private int inner;
-
-        @Option(names = "--experts", defaultValue = "16", description = "Default: 16.")
-        private int experts;
+                description = "Width of an expert (default: 1024; with --ranks 40).")
+        private Integer inner;
 
         @Option(
-                names = "--top-k",
-                defaultValue = "4",
-                description = "Experts a token (default: 4).")
-        private int topK;
+                names = "--experts",
+                description = "Experts of the layer (default: 16; with --ranks 128).")
+        private Integer experts;
+
+        @Option(names = "--top-k", description = "Experts a token (default: 4; with --ranks 8).")
+        private Integer topK;
 
         @Option(
                 names = "--chunks",
-                description = "Chunks of the case pipelined (default: those of MoeBlock).")
+                description =
+                        "Chunks of the case pipelined (default: those of MoeBlock; with --ranks 10).")
         private Integer chunks;
 
         @Option(
@@ -156,16 +161,30 @@ final class BenchCommand implements Runnable {
 
         @Override
         public Integer call() throws IOException {
-            if (topK > experts) {
-                throw new UserError("--top-k " + topK + " is above --experts " + experts);
+            boolean many = group.areMany();
+            if (group.isOverlap()) {
+                int seed = (int) settings("", "", options).get("seed");
+                options.writeJson(group.measureOverlap(or(tokens, 32768), seed, bench, options));
+                return ExitCodes.OK;
             }
-            Map<String, Object> settings = settings("pipelined", "k1", options);
-            settings.put("tokens", tokens);
-            settings.put("hidden", hidden);
-            settings.put("inner", inner);
-            settings.put("experts", experts);
-            settings.put("top-k", topK);
-            settings.put("chunks", chunks == null ? defaultChunks() : chunks);
+            Map<String, Object> settings =
+                    many
+                            ? settings("80/16 automatic", "80/16 standard", options)
+                            : settings("pipelined", "k1", options);
+            settings.put("tokens", or(tokens, many ? 2560 : 32768));
+            settings.put("hidden", or(hidden, many ? 64 : 512));
+            settings.put("inner", or(inner, many ? 40 : 1024));
+            settings.put("experts", or(experts, many ? 128 : 16));
+            settings.put("top-k", or(topK, many ? 8 : 4));
+            Arguments.positive("--tokens", (int) settings.get("tokens"));
+            settings.put("chunks", or(chunks, many ? 10 : defaultChunks(settings)));
+            BenchOptions.positive(settings);
+            check(settings);
+            if (many) {
+                settings.put("ranks", group.ranks());
+                options.writeJson(group.measure(settings, bench, options));
+                return ExitCodes.OK;
+            }
             BenchReport report = bench.measure("dispatch", settings, Benches.dispatch(), options);
             report.print(options.text());
             Map<String, Object> json = report.json();
@@ -178,16 +197,33 @@ final class BenchCommand implements Runnable {
             return ExitCodes.OK;
         }
 
+        private static int or(Integer given, int otherwise) {
+            return given == null ? otherwise : given;
+        }
+
+        private void check(Map<String, Object> settings) {
+            int all = (int) settings.get("experts");
+            if ((int) settings.get("top-k") > all) {
+                throw new UserError(
+                        "--top-k " + settings.get("top-k") + " is above --experts " + all);
+            }
+            if (group.ranks() > all) {
+                throw new UserError("--ranks " + group.ranks() + " is above --experts " + all);
+            }
+            if (fit && group.ranks() > 1) {
+                throw new UserError("--fit is for one rank: leave out --ranks");
+            }
+        }
+
         /** As many as a block of these sizes takes. */
-        private int defaultChunks() {
-            Arguments.positive("--tokens", tokens);
+        private static int defaultChunks(Map<String, Object> settings) {
             return MoeBlock.builder()
                     .setHiddenSize(1)
                     .setIntermediateSize(1)
                     .setNumExperts(1)
                     .setTopK(1)
                     .build()
-                    .chunks(tokens);
+                    .chunks((int) settings.get("tokens"));
         }
 
         private PeakFit fitted(Map<String, Object> settings) throws IOException {

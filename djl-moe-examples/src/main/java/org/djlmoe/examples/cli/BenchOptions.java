@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.function.Function;
 import java.util.stream.Collectors;
 import org.djlmoe.examples.bench.BenchReport;
 import org.djlmoe.examples.bench.Benchmark;
@@ -35,17 +36,21 @@ final class BenchOptions {
         return ExitCodes.OK;
     }
 
-    BenchReport measure(
-            String bench, Map<String, Object> settings, List<Case> all, CommonOptions options)
-            throws IOException {
+    /** Fails unless the numbers of the settings are positive. */
+    static void positive(Map<String, Object> settings) {
         settings.forEach(
                 (option, value) -> {
                     if (value instanceof Integer number && !option.equals("seed")) {
                         Arguments.positive("--" + option, number);
                     }
                 });
-        Arguments.positive("--runs", runs);
-        Benchmark benchmark = new Benchmark(bench, settings, chosen(all), runs);
+    }
+
+    BenchReport measure(
+            String bench, Map<String, Object> settings, List<Case> all, CommonOptions options)
+            throws IOException {
+        positive(settings);
+        Benchmark benchmark = new Benchmark(bench, settings, chosen(all, Case::name), runs());
         try (ProgressBar bar = options.progress("bench " + bench, benchmark.steps()).build()) {
             return benchmark.run(
                     what -> {
@@ -69,28 +74,30 @@ final class BenchOptions {
         }
     }
 
-    private List<Case> chosen(List<Case> all) {
+    /** Timed runs of each case. */
+    int runs() {
+        Arguments.positive("--runs", runs);
+        return runs;
+    }
+
+    /** Those that {@code --cases} names, or all. */
+    <T> List<T> chosen(List<T> all, Function<T, String> nameOf) {
         if (names == null) {
             return all;
         }
-        List<Case> chosen = new ArrayList<>();
+        List<T> chosen = new ArrayList<>();
         for (String name : names) {
             chosen.add(
                     all.stream()
-                            .filter(c -> c.name().equals(name))
+                            .filter(c -> nameOf.apply(c).equals(name))
                             .findFirst()
-                            .orElseThrow(
-                                    () ->
-                                            new UserError(
-                                                    "--cases: there is no case "
-                                                            + name
-                                                            + "; there are "
-                                                            + all.stream()
-                                                                    .map(Case::name)
-                                                                    .collect(
-                                                                            Collectors.joining(
-                                                                                    ", ")))));
+                            .orElseThrow(() -> new UserError(missing(name, all, nameOf))));
         }
         return chosen;
+    }
+
+    private static <T> String missing(String name, List<T> all, Function<T, String> nameOf) {
+        String known = all.stream().map(nameOf).collect(Collectors.joining(", "));
+        return "--cases: there is no case " + name + "; there are " + known;
     }
 }

@@ -68,6 +68,76 @@ class BenchCommandTest {
         assertTrue(report.getAsJsonObject("ratios").get("time").getAsDouble() > 0);
     }
 
+    private JsonObject json(String line) {
+        int code = moe(line + " --runs 1 --quiet --json -");
+
+        assertEquals(ExitCodes.OK, code, err::toString);
+        return JsonParser.parseString(out.toString()).getAsJsonObject();
+    }
+
+    @Test
+    void benchDispatch_ranks_everyWorkloadAndModeIsExactAndWithinBounds() {
+        JsonObject report =
+                json(
+                        "bench dispatch --ranks 4 --tokens 200 --hidden 8 --inner 6 --experts 32"
+                                + " --top-k 4 --chunks 5");
+
+        assertEquals("dispatch", report.get("bench").getAsString());
+        assertEquals(4, report.getAsJsonObject("settings").get("ranks").getAsInt());
+        assertEquals(45, report.getAsJsonArray("cases").size());
+        for (JsonElement element : report.getAsJsonArray("cases")) {
+            JsonObject row = element.getAsJsonObject();
+            assertTrue(row.get("seconds").getAsDouble() > 0, row::toString);
+            assertTrue(row.get("peak_mb").getAsDouble() > 0, row::toString);
+            assertTrue(row.get("row_mb_sent").getAsDouble() > 0, row::toString);
+            assertTrue(row.get("loss_rel_error").getAsDouble() < 1e-5, row::toString);
+            assertTrue(row.get("grad_rel_error").getAsDouble() < 1e-5, row::toString);
+            boolean held = row.get("bound_held").getAsDouble() == 1;
+            boolean below = row.get("receive_over_bound").getAsDouble() <= 1;
+            assertEquals(held, below, row::toString);
+            if (row.get("name").getAsString().endsWith("automatic")) {
+                assertTrue(held, row::toString);
+            }
+        }
+        JsonObject ratios = report.getAsJsonObject("ratios");
+        assertTrue(ratios.get("worst_over_balanced").getAsDouble() >= 1);
+        assertTrue(ratios.get("standard_80_16_over_balanced").getAsDouble() > 1);
+        assertTrue(ratios.get("time").getAsDouble() > 0);
+        assertEquals(256, report.getAsJsonObject("planner").get("experts").getAsInt());
+        assertTrue(err.toString().contains("worst rank's peak over all workloads, automatic:"));
+    }
+
+    @Test
+    void benchDispatch_chosenWorkloadsAndModes_runAlone() {
+        JsonObject report =
+                json(
+                        "bench dispatch --ranks 2 --tokens 50 --hidden 8 --inner 6 --experts 8"
+                                + " --top-k 2 --chunks 5 --workloads 50/4 --cases standard,automatic");
+
+        List<String> names =
+                report.getAsJsonArray("cases").asList().stream()
+                        .map(c -> c.getAsJsonObject().get("name").getAsString())
+                        .toList();
+        assertEquals(List.of("50/4 standard", "50/4 automatic"), names);
+        assertTrue(report.getAsJsonObject("ratios").get("worst_over_balanced").isJsonNull());
+    }
+
+    @Test
+    void benchDispatch_overlap_givesBothDirections() {
+        JsonObject report = json("bench dispatch --overlap --tokens 200");
+
+        assertEquals(6, report.getAsJsonArray("cases").size());
+        JsonObject ratios = report.getAsJsonObject("ratios");
+        for (String name :
+                List.of(
+                        "forward_pipelined",
+                        "forward_serial",
+                        "backward_pipelined",
+                        "backward_serial")) {
+            assertTrue(ratios.get(name).getAsDouble() > 0, name);
+        }
+    }
+
     @ParameterizedTest
     @CsvSource(
             delimiter = '|',
@@ -81,6 +151,20 @@ class BenchCommandTest {
                         + " whole number of sequences of 3",
                 "bench dispatch --top-k 3 --experts 2 | moe bench dispatch: --top-k 3 is above --experts"
                         + " 2",
+                "bench dispatch --ranks 9 --experts 8 | moe bench dispatch: --ranks 9 is above --experts"
+                        + " 8",
+                "bench dispatch --ranks 2 --cases k1 | moe bench dispatch: --cases: there is no case"
+                        + " k1; there are standard, least-loaded, pipelined-strided, pipelined-dealt,"
+                        + " automatic",
+                "bench dispatch --ranks 2 --workloads odd | moe bench dispatch: --workloads: no workload"
+                        + " is called 'odd': choose one of balanced, 30/16, 50/16, 80/16, 95/16, 30/4,"
+                        + " 50/4, periodic, rotating",
+                "bench dispatch --workloads 30/4 | moe bench dispatch: --workloads needs --ranks of 2 or"
+                        + " more",
+                "bench dispatch --ranks 2 --fit | moe bench dispatch: --fit is for one rank: leave out"
+                        + " --ranks",
+                "bench dispatch --ranks 2 --overlap | moe bench dispatch: --overlap has two ranks of its"
+                        + " own: leave out --ranks",
                 "bench dispatch --chunks 0 | moe bench dispatch: --chunks must be at least 1, not 0",
                 "bench dropin --hidden 10 --heads 4 | moe bench dropin: --hidden 10 must be an even"
                         + " multiple of --heads 4"
