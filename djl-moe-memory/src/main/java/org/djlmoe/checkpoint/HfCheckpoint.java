@@ -22,16 +22,17 @@ import org.djlmoe.checkpoint.Layout.Part;
 import org.djlmoe.io.SafetensorsFolder;
 import org.djlmoe.io.ShardedSafetensorsWriter;
 import org.djlmoe.io.TensorInfo;
+import org.djlmoe.kernel.HalfArrays;
 import org.djlmoe.model.MoeConfig;
 
 /**
  * Moves weights between a Hugging Face checkpoint folder and named parameters.
  *
  * <p>Parameters are keyed by Hugging Face tensor names with the experts stacked, see {@link
- * #parameterShapes}. Their arrays are F32, on the CPU or on a device. Loading accepts every {@link
- * Layout}, single files and shards, and the element types F32, F16, BF16 and F64; saving writes
- * what {@link SaveOptions} say. Values stream in pieces of at most 4 MB: beside the parameters
- * memory does not grow with the model.
+ * #parameterShapes}. Their arrays are F32, or BF16 where {@code HalfArrays} made them so, on the
+ * CPU or on a device. Loading accepts every {@link Layout}, single files and shards, and the
+ * element types F32, F16, BF16 and F64; saving writes what {@link SaveOptions} say. Values stream
+ * in pieces of at most 4 MB: beside the parameters memory does not grow with the model.
  *
  * <p>Everything is checked before the first value is written: names, shapes and types of all
  * tensors. After an error from these checks the parameters are as before. Only a failing disk can
@@ -206,7 +207,7 @@ public final class HfCheckpoint {
         List<String> missing = new ArrayList<>();
         for (Map.Entry<String, Parameter> entry : targets.entrySet()) {
             String name = entry.getKey();
-            long[] shape = f32Shape(name, entry.getValue()).getShape();
+            long[] shape = floatShape(name, entry.getValue()).getShape();
             List<Part> parts = findParts(source, name, shape);
             plan.put(name, parts);
             for (Part part : parts) {
@@ -331,7 +332,7 @@ public final class HfCheckpoint {
                     "The configuration has no place for " + list(surplus));
         }
         for (Map.Entry<String, Shape> entry : shapes.entrySet()) {
-            Shape found = f32Shape(entry.getKey(), parameters.get(entry.getKey()));
+            Shape found = floatShape(entry.getKey(), parameters.get(entry.getKey()));
             if (!found.equals(entry.getValue())) {
                 throw new IllegalArgumentException(
                         "Parameter '"
@@ -344,13 +345,13 @@ public final class HfCheckpoint {
         }
     }
 
-    private static Shape f32Shape(String name, Parameter parameter) {
+    private static Shape floatShape(String name, Parameter parameter) {
         if (!parameter.isInitialized()) {
             throw new IllegalArgumentException(
                     "Parameter '" + name + "' is not initialized: initialize the model first");
         }
         NDArray array = parameter.getArray();
-        if (array.getDataType() != DataType.FLOAT32) {
+        if (!HalfArrays.isHalf(array) && array.getDataType() != DataType.FLOAT32) {
             throw new IllegalArgumentException(
                     "Parameter '" + name + "' is " + array.getDataType() + ", not FLOAT32");
         }
