@@ -4,6 +4,7 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
@@ -17,8 +18,11 @@ import ai.djl.util.PairList;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
+import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Queue;
+import java.util.Set;
 import java.util.concurrent.ExecutorService;
 import java.util.function.Predicate;
 
@@ -128,8 +132,8 @@ public class BoundedTrainer extends Trainer {
     }
 
     /**
-     * Updates the parameters that have a gradient, sets the gradients to zero, then runs what was
-     * put off.
+     * Updates the parameters that have a gradient, sets the gradients to zero, tells blocks that
+     * are {@linkplain StepListener step listeners}, then runs what was put off.
      */
     @Override
     public void step() {
@@ -159,8 +163,20 @@ public class BoundedTrainer extends Trainer {
         } finally {
             slots.forEach(slot -> slot.gradient().close());
         }
+        Set<Block> told = Collections.newSetFromMap(new IdentityHashMap<>());
+        tellAfterStep(getModel().getBlock(), told);
         while (!afterStep.isEmpty()) {
             afterStep.remove().run();
+        }
+    }
+
+    private static void tellAfterStep(Block block, Set<Block> told) {
+        Block actual = Checkpointed.unwrap(block);
+        if (told.add(actual)) {
+            if (actual instanceof StepListener) {
+                ((StepListener) actual).afterStep();
+            }
+            actual.getChildren().values().forEach(child -> tellAfterStep(child, told));
         }
     }
 

@@ -48,8 +48,18 @@ public final class Checkpointed implements Block {
         this.block = block;
     }
 
-    Block wrapped() {
-        return block;
+    /**
+     * Returns the block inside, for whoever looks for blocks of a certain class.
+     *
+     * @param block any block
+     * @return the innermost wrapped block, or the block itself if it is not a {@code Checkpointed}
+     */
+    public static Block unwrap(Block block) {
+        Block actual = block;
+        while (actual instanceof Checkpointed) {
+            actual = ((Checkpointed) actual).block;
+        }
+        return actual;
     }
 
     @Override

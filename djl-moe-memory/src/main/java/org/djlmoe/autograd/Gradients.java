@@ -4,6 +4,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.nn.Parameter;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import org.djlmoe.kernel.ArrayKernels;
 
 /**
  * The gradient that PyTorch keeps with a weight. DJL's own accessor makes up zeros where there is
@@ -35,6 +36,20 @@ public final class Gradients {
      */
     public static NDArray of(NDArray weight) {
         return JniUtils.getGradient((PtNDArray) weight);
+    }
+
+    /**
+     * Adds the gradients of a number to those of all parameters that it was computed from, now. The
+     * history stays, so a later backward of something else may pass through it.
+     *
+     * @param loss one number; if nothing that it was computed from gets a gradient, nothing happens
+     */
+    public static void add(NDArray loss) {
+        if (ArrayKernels.requiresGradient(loss)) {
+            try (NDArray one = loss.onesLike()) {
+                JniUtils.backward((PtNDArray) loss, (PtNDArray) one, true, false);
+            }
+        }
     }
 
     /**

@@ -48,10 +48,7 @@ public final class ParameterPaths {
     }
 
     private static void collect(Block block, Map<Parameter, String> named) {
-        Block actual = block;
-        while (actual instanceof Checkpointed) {
-            actual = ((Checkpointed) actual).wrapped();
-        }
+        Block actual = Checkpointed.unwrap(block);
         if (actual instanceof NamedParameters) {
             ((NamedParameters) actual)
                     .namedParameters()

@@ -9,6 +9,7 @@ import java.util.Collections;
 import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Set;
 import org.djlmoe.kernel.ArrayKernels;
 
@@ -76,6 +77,16 @@ public final class SegmentContext implements AutoCloseable {
             throw new IllegalStateException("The segment saved no array named " + name);
         }
         return array;
+    }
+
+    /**
+     * Returns an array that may have been saved.
+     *
+     * @param name the name given to {@link #save}
+     * @return the array, empty if the segment saved none of that name
+     */
+    public Optional<NDArray> find(String name) {
+        return Optional.ofNullable(saved.get(name));
     }
 
     /**

@@ -224,4 +224,49 @@ public interface EvictionPolicy {
     static EvictionPolicy fixed(boolean[] members) {
         return new ScoredPolicies.Fixed(members);
     }
+
+    /**
+     * Makes the policy of one layer.
+     *
+     * @param type which policy; not {@link Type#BELADY}, which takes knowing a trace
+     * @param experts the number of experts
+     * @param gamma the discount of {@link Type#DISCOUNTED}
+     * @param members the set of {@link Type#STATIC}, [experts]; others do not look at it
+     * @param seed decides the choices of {@link Type#RANDOM}, see {@link #layerSeed}
+     * @return a fresh policy
+     * @throws IllegalArgumentException for Belady's, and for a static policy without a set
+     */
+    static EvictionPolicy of(Type type, int experts, double gamma, boolean[] members, long seed) {
+        return switch (type) {
+            case LRU -> lru(experts);
+            case LFU -> lfu(experts);
+            case LFU_LIFETIME -> lfuLifetime(experts);
+            case FIFO -> fifo(experts);
+            case RANDOM -> random(seed);
+            case DISCOUNTED -> discounted(experts, gamma);
+            case STATIC -> {
+                if (members == null) {
+                    throw new IllegalArgumentException(
+                            "The static policy needs its set: say which experts it prefers");
+                }
+                yield fixed(members);
+            }
+            case BELADY ->
+                    throw new IllegalArgumentException(
+                            "Belady's policy knows the future, which only a replayed trace has:"
+                                    + " choose another one");
+        };
+    }
+
+    /**
+     * Gives every layer random choices of its own.
+     *
+     * @param seed the seed of all layers
+     * @param layer the MoE layer
+     * @param firstToken the token of the trace that the policy hears first
+     * @return the seed of the layer's policy
+     */
+    static long layerSeed(long seed, int layer, int firstToken) {
+        return (seed * 31 + layer) * 31 + firstToken;
+    }
 }

@@ -61,7 +61,14 @@ public final class ExpertCache {
         Arrays.fill(slot, -1);
     }
 
-    static void checkCapacity(int capacity, int topK) {
+    /**
+     * Makes sure that a cache can hold what one token uses.
+     *
+     * @param capacity C
+     * @param topK the most experts a token asks for
+     * @throws IllegalArgumentException if it cannot, naming the capacity that could
+     */
+    public static void checkCapacity(int capacity, int topK) {
         if (capacity < topK) {
             throw new IllegalArgumentException(
                     "A cache of %d experts cannot hold the %d that one token uses at once: set a capacity of at least %d"

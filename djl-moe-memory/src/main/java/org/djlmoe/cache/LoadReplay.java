@@ -138,17 +138,12 @@ public final class LoadReplay {
             int begin,
             int counted,
             int end) {
-        int experts = trace.numExperts();
-        return switch (type) {
-            case LRU -> EvictionPolicy.lru(experts);
-            case LFU -> EvictionPolicy.lfu(experts);
-            case LFU_LIFETIME -> EvictionPolicy.lfuLifetime(experts);
-            case FIFO -> EvictionPolicy.fifo(experts);
-            case RANDOM -> EvictionPolicy.random((seed * 31 + layer) * 31 + begin);
-            case DISCOUNTED -> EvictionPolicy.discounted(experts, gamma);
-            case STATIC -> EvictionPolicy.fixed(fixed.kept(layer));
-            case BELADY -> new ScoredPolicies.Belady(trace, layer, begin, counted, end);
-        };
+        if (type == EvictionPolicy.Type.BELADY) {
+            return new ScoredPolicies.Belady(trace, layer, begin, counted, end);
+        }
+        boolean[] members = fixed == null ? null : fixed.kept(layer);
+        long own = EvictionPolicy.layerSeed(seed, layer, begin);
+        return EvictionPolicy.of(type, trace.numExperts(), gamma, members, own);
     }
 
     private void check(ExpertTrace trace, ExpertMask mask, String what) {

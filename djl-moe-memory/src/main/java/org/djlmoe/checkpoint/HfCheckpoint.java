@@ -107,16 +107,34 @@ public final class HfCheckpoint {
      * Fills parameters from a checkpoint folder.
      *
      * @param folder holds {@code model.safetensors} or {@code model.safetensors.index.json}
-     * @param parameters initialized F32 parameters by name in the stacked layout
+     * @param parameters initialized F32 or BF16 parameters by name in the stacked layout
      * @throws CheckpointException if a tensor is missing, surplus, of the wrong shape or not
      *     floating point; the message names tensor and file
      * @throws IOException if a file breaks its format or cannot be read
-     * @throws IllegalArgumentException if a parameter is not initialized or not F32
+     * @throws IllegalArgumentException if a parameter is not initialized, or neither F32 nor BF16
      */
     public static void load(Path folder, Map<String, Parameter> parameters) throws IOException {
+        load(folder, parameters, Map.of());
+    }
+
+    /**
+     * Fills some of a checkpoint's parameters.
+     *
+     * @param folder holds {@code model.safetensors} or {@code model.safetensors.index.json}
+     * @param parameters initialized F32 or BF16 parameters by name in the stacked layout
+     * @param others names and shapes of the parameters that the folder has beside these: looked for
+     *     and checked like them, but not read
+     * @throws CheckpointException if a tensor is missing, surplus, of the wrong shape or not
+     *     floating point; the message names tensor and file
+     * @throws IOException if a file breaks its format or cannot be read
+     * @throws IllegalArgumentException if a parameter is not initialized, or neither F32 nor BF16
+     */
+    public static void load(
+            Path folder, Map<String, Parameter> parameters, Map<String, Shape> others)
+            throws IOException {
         Map<String, Parameter> targets = distinct(parameters);
         try (SafetensorsFolder source = SafetensorsFolder.open(folder)) {
-            Map<String, List<Part>> plan = planLoad(source, targets);
+            Map<String, List<Part>> plan = planLoad(source, targets, others);
             for (Map.Entry<String, List<Part>> entry : plan.entrySet()) {
                 NDArray array = targets.get(entry.getKey()).getArray();
                 try (ParameterIo io = new ParameterIo(array)) {
@@ -149,7 +167,7 @@ public final class HfCheckpoint {
      *
      * @param folder created if missing
      * @param config the model's configuration
-     * @param parameters its F32 parameters by name in the stacked layout, all of them
+     * @param parameters its F32 or BF16 parameters by name in the stacked layout, all of them
      * @param options layout, element type and size of files
      * @throws IllegalArgumentException if the parameters are not those of {@code config}
      * @throws IOException if writing fails; then older files are untouched
@@ -201,15 +219,19 @@ public final class HfCheckpoint {
 
     /** Decides which tensors fill which parameter, or refuses. Touches no parameter's values. */
     private static Map<String, List<Part>> planLoad(
-            SafetensorsFolder source, Map<String, Parameter> targets) throws IOException {
+            SafetensorsFolder source, Map<String, Parameter> targets, Map<String, Shape> others)
+            throws IOException {
+        Map<String, Shape> shapes = new LinkedHashMap<>(others);
+        targets.forEach((name, parameter) -> shapes.put(name, floatShape(name, parameter)));
         Map<String, List<Part>> plan = new LinkedHashMap<>();
         Set<String> used = new HashSet<>();
         List<String> missing = new ArrayList<>();
-        for (Map.Entry<String, Parameter> entry : targets.entrySet()) {
+        for (Map.Entry<String, Shape> entry : shapes.entrySet()) {
             String name = entry.getKey();
-            long[] shape = floatShape(name, entry.getValue()).getShape();
-            List<Part> parts = findParts(source, name, shape);
-            plan.put(name, parts);
+            List<Part> parts = findParts(source, name, entry.getValue().getShape());
+            if (targets.containsKey(name)) {
+                plan.put(name, parts);
+            }
             for (Part part : parts) {
                 if (source.names().contains(part.tensor())) {
                     used.add(part.tensor());
@@ -231,7 +253,7 @@ public final class HfCheckpoint {
     }
 
     /** The layout is whichever has at least one of its tensors there. */
-    private static List<Part> findParts(SafetensorsFolder source, String name, long[] shape) {
+    static List<Part> findParts(SafetensorsFolder source, String name, long[] shape) {
         for (Layout layout : Layout.values()) {
             List<Part> parts = layout.parts(name, shape);
             for (Part part : parts) {

@@ -1,5 +1,5 @@
 /**
- * The experts of a layer, stacked, and low-rank adapters for them.
+ * The experts of a layer, stacked, low-rank adapters for them, and shared experts.
  *
  * <p>Rows with their chosen experts and combine weights come in; combined rows go out.
  */

@@ -11,7 +11,9 @@ import ai.djl.training.optimizer.Optimizer;
 import com.google.inject.AbstractModule;
 import com.google.inject.Provides;
 import com.google.inject.Singleton;
+import java.util.Optional;
 import org.djlmoe.autograd.BoundedTrainer;
+import org.djlmoe.maskcoft.MaskCoFTStages;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.model.MoeDecoder;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
@@ -30,7 +32,9 @@ import org.djlmoe.vocab.RingDtpLoss;
  *   <li>{@link LanguageModel}, its {@link MoeDecoder} and its DJL {@link Model}
  *   <li>{@link RingDtpLoss}, also as {@link Loss}
  *   <li>{@link OffloadStreamAdamW}, also as {@link Optimizer}
- *   <li>{@link TrainingConfig}, of the loss and the optimizer
+ *   <li>{@code Optional<MaskCoFTStages>}, present if the settings fine-tune by MaskCoFT: the model
+ *       then has mask logits and adapters, and the trainer goes through the stages
+ *   <li>{@link TrainingConfig}, of the loss, the optimizer and the stages
  *   <li>{@link BoundedTrainer}, also as {@link Trainer}, initialized
  * </ul>
  *
@@ -137,7 +141,18 @@ public final class MoeMemoryModule extends AbstractModule {
 
     @Provides
     @Singleton
-    OffloadStreamAdamW optimizer(MoeDecoder decoder) {
+    Optional<MaskCoFTStages> stages(LanguageModel model) {
+        return settings.maskCoFT()
+                .map(
+                        recipe ->
+                                MaskCoFTStages.attach(
+                                        model.decoder().moeBlocks(), model.manager(), recipe));
+    }
+
+    /** After the stages have added their parameters, so that the optimizer knows them by name. */
+    @Provides
+    @Singleton
+    OffloadStreamAdamW optimizer(MoeDecoder decoder, Optional<MaskCoFTStages> stages) {
         OffloadStreamAdamW.Builder builder =
                 OffloadStreamAdamW.builder()
                         .setLearningRateTracker(settings.learningRate())
@@ -147,15 +162,20 @@ public final class MoeMemoryModule extends AbstractModule {
         if (Double.isFinite(settings.clipNorm())) {
             builder.optClipNorm(settings.clipNorm());
         }
+        settings.stateDirectory().ifPresent(builder::optFileTier);
         return builder.build();
     }
 
     @Provides
     @Singleton
-    TrainingConfig trainingConfig(Loss loss, Optimizer optimizer, LanguageModel model) {
-        return new DefaultTrainingConfig(loss)
-                .optOptimizer(optimizer)
-                .optDevices(new Device[] {model.manager().getDevice()});
+    TrainingConfig trainingConfig(
+            Loss loss, Optimizer optimizer, LanguageModel model, Optional<MaskCoFTStages> stages) {
+        DefaultTrainingConfig config =
+                new DefaultTrainingConfig(loss)
+                        .optOptimizer(optimizer)
+                        .optDevices(new Device[] {model.manager().getDevice()});
+        stages.ifPresent(config::addTrainingListeners);
+        return config;
     }
 
     @Provides

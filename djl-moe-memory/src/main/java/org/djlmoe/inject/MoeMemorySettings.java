@@ -2,8 +2,10 @@ package org.djlmoe.inject;
 
 import ai.djl.training.tracker.ParameterTracker;
 import ai.djl.training.tracker.Tracker;
+import java.nio.file.Path;
 import java.util.Optional;
 import org.djlmoe.maskcoft.ExpertPrior;
+import org.djlmoe.maskcoft.MaskCoFTSettings;
 import org.djlmoe.model.MoeConfig;
 
 /**
@@ -18,6 +20,8 @@ import org.djlmoe.model.MoeConfig;
  * @param zLoss weight of the squared log-sum-exp in the loss, at least 0
  * @param balance coefficient of the routers' balance loss, at least 0
  * @param prior the experts that the routers prefer; empty for none
+ * @param maskCoFT how to fine-tune by MaskCoFT; empty for training all weights
+ * @param stateDirectory where the optimizer's state lies in mapped files; empty for memory
  * @param seed decides the weights and the random numbers of segments
  */
 public record MoeMemorySettings(
@@ -30,6 +34,8 @@ public record MoeMemorySettings(
         double zLoss,
         double balance,
         Optional<ExpertPrior> prior,
+        Optional<MaskCoFTSettings> maskCoFT,
+        Optional<Path> stateDirectory,
         long seed) {
 
     /** Checks the ranges. */
@@ -53,6 +59,15 @@ public record MoeMemorySettings(
                 balance >= 0 && Double.isFinite(balance),
                 "balance must be 0 or more, not " + balance);
         require(prior != null, "prior is null: leave it out for none");
+        require(maskCoFT != null, "maskCoFT is null: leave it out for none");
+        require(
+                prior.isEmpty() || maskCoFT.isEmpty(),
+                "prior and maskCoFT are both given: MaskCoFT decides how routers rank");
+        require(
+                maskCoFT.isEmpty() || maskCoFT.get().estimator().needsBackward(),
+                "maskCoFT has an estimator that learns from forward losses: a trainer takes"
+                        + " MaskEstimator.gumbel() or dense()");
+        require(stateDirectory != null, "stateDirectory is null: leave it out for memory");
     }
 
     private static void require(boolean holds, String problem) {
@@ -85,6 +100,8 @@ public record MoeMemorySettings(
         private double zLoss;
         private double balance;
         private ExpertPrior prior;
+        private MaskCoFTSettings maskCoFT;
+        private Path stateDirectory;
         private long seed;
 
         private Builder() {}
@@ -191,6 +208,32 @@ public record MoeMemorySettings(
         }
 
         /**
+         * Has the trainer go through the stages of MaskCoFT in place of training all weights: the
+         * mask, then routers and adapters. The learning rate is that of the tracker; give the
+         * settings the same.
+         *
+         * @param settings stages, estimator, budget and prior
+         * @return this builder
+         */
+        public Builder optMaskCoFT(MaskCoFTSettings settings) {
+            maskCoFT = settings;
+            return this;
+        }
+
+        /**
+         * Puts the optimizer's state into mapped files instead of memory. They are gone when the
+         * optimizer is closed.
+         *
+         * @param directory an existing folder on a disk; a bad one is refused when the optimizer is
+         *     made
+         * @return this builder
+         */
+        public Builder optStateDirectory(Path directory) {
+            stateDirectory = directory;
+            return this;
+        }
+
+        /**
          * Sets what decides everything random; 0 by default.
          *
          * @param value the seed
@@ -218,6 +261,8 @@ public record MoeMemorySettings(
                     zLoss,
                     balance,
                     Optional.ofNullable(prior),
+                    Optional.ofNullable(maskCoFT),
+                    Optional.ofNullable(stateDirectory),
                     seed);
         }
     }

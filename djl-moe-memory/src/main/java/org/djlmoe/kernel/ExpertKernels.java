@@ -27,7 +27,7 @@ import java.util.List;
 public final class ExpertKernels {
 
     private static final TorchKernels KERNELS =
-            TorchKernels.load(ExpertKernels.class, "norm.py", "expert.py");
+            TorchKernels.load(ExpertKernels.class, "norm.py", "expert.py", "mask.py");
 
     private ExpertKernels() {}
 
@@ -48,7 +48,13 @@ public final class ExpertKernels {
         /** [E, r, I]. */
         DOWN_A,
         /** [E, H, r]. */
-        DOWN_B
+        DOWN_B,
+        /** [1, 2 S, H], the rows of gate before those of up. */
+        SHARED_GATE_UP,
+        /** [1, H, S]. */
+        SHARED_DOWN,
+        /** [1, H]. */
+        SHARED_GATE
     }
 
     /**
@@ -58,8 +64,25 @@ public final class ExpertKernels {
      *     forbids an expert), or {@link TorchKernels#nothing}
      * @param byProbability whether the bias is added to probabilities and not to logits
      * @param protect how many of the router's own first choices no bias displaces
+     * @param balance F64 [E], added to the probabilities in the ranking alone, those of the logits
+     *     with the bias if that goes to the logits; or {@link TorchKernels#nothing}
+     * @param outside F32 [E], negative infinity for the experts that the softmax of the combine
+     *     weights leaves out and 0 for the others, or {@link TorchKernels#nothing}
      */
-    public record Selection(NDArray bias, boolean byProbability, int protect) {}
+    public record Selection(
+            NDArray bias, boolean byProbability, int protect, NDArray balance, NDArray outside) {
+
+        /**
+         * A ranking without balance, with combine weights from the softmax over all experts.
+         *
+         * @param bias F64 [E] or {@link TorchKernels#nothing}
+         * @param byProbability whether the bias is added to probabilities and not to logits
+         * @param protect how many of the router's own first choices no bias displaces
+         */
+        public Selection(NDArray bias, boolean byProbability, int protect) {
+            this(bias, byProbability, protect, TorchKernels.nothing(), TorchKernels.nothing());
+        }
+    }
 
     /**
      * What a layer looks like beside its weights.
@@ -82,6 +105,10 @@ public final class ExpertKernels {
      * @param weights the layer's weights
      * @param settings the layer's settings
      * @param selection how experts are ranked
+     * @param mask [N], 0 for the rows that do not count in the sums, or {@link
+     *     TorchKernels#nothing}: all count
+     * @param sums F64 [2 E + 2], added to: the sum of every expert's probabilities, its routes, the
+     *     sum of squared log-sum-exps, the rows; or {@link TorchKernels#nothing}
      * @param ids INT64 [N, topK], the chunk's rows are filled
      * @param combine [N, topK], the chunk's rows are filled
      * @param scratch of any kind, of any number of rows
@@ -93,6 +120,8 @@ public final class ExpertKernels {
             List<NDArray> weights,
             Settings settings,
             Selection selection,
+            NDArray mask,
+            NDArray sums,
             NDArray ids,
             NDArray combine,
             ExpertScratch scratch) {
@@ -106,7 +135,11 @@ public final class ExpertKernels {
                 selection.bias(),
                 selection.byProbability(),
                 selection.protect(),
+                selection.balance(),
+                selection.outside(),
                 settings.renormalize(),
+                mask,
+                sums,
                 ids,
                 combine,
                 scratch.block(),
@@ -114,7 +147,54 @@ public final class ExpertKernels {
     }
 
     /**
-     * Runs the experts of a chunk.
+     * Computes the router's logits, where they are looked at or somebody else chooses the experts.
+     *
+     * @param x [N, H]
+     * @param weights the layer's weights
+     * @param settings the layer's settings
+     * @param scratch of any pass
+     * @param logits [N, E], filled
+     */
+    public static void routerLogits(
+            NDArray x,
+            List<NDArray> weights,
+            Settings settings,
+            ExpertScratch scratch,
+            NDArray logits) {
+        KERNELS.run(
+                "router_logits",
+                x,
+                weights,
+                settings.eps(),
+                scratch.block(),
+                scratch.wide(),
+                logits);
+    }
+
+    /**
+     * Computes the combine weights, from the softmax over all experts, of rows whose experts are
+     * chosen.
+     *
+     * @param logits [N, E] from {@link #routerLogits}
+     * @param settings the layer's settings
+     * @param mask [N], 0 for the rows that do not count in the router's losses, or {@link
+     *     TorchKernels#nothing}
+     * @param sums as in {@link #route}
+     * @param ids INT64 [N, topK]
+     * @param combine [N, topK], filled
+     */
+    public static void combine(
+            NDArray logits,
+            Settings settings,
+            NDArray mask,
+            NDArray sums,
+            NDArray ids,
+            NDArray combine) {
+        KERNELS.run("combine_chosen", logits, settings.renormalize(), mask, sums, ids, combine);
+    }
+
+    /**
+     * Runs the experts of a chunk, the shared ones too.
      *
      * @param x [N, H]
      * @param start first row of the chunk
@@ -163,12 +243,16 @@ public final class ExpertKernels {
      * @param weights the layer's weights
      * @param gradients their gradients, added to
      * @param settings the layer's settings
-     * @param balance gradient of every row's router probabilities under a balance loss, from {@link
-     *     #balanceGradient}, or {@link TorchKernels#nothing}
+     * @param losses from {@link #routerLossGradients}, or {@link TorchKernels#nothing}
+     * @param mask [N], 0 for the rows that do not count in the router's losses, or {@link
+     *     TorchKernels#nothing}
+     * @param outside of the forward pass's {@link Selection}
      * @param ids INT64 [N, topK] of the forward pass
      * @param combine [N, topK] of the forward pass
      * @param scratch of a backward pass, of any number of rows
      * @param dx [N, H], the chunk's rows are filled
+     * @param dcombine gradient of the combine weights [N, topK], the chunk's rows are filled, or
+     *     {@link TorchKernels#nothing}
      */
     public static void backward(
             NDArray x,
@@ -178,11 +262,14 @@ public final class ExpertKernels {
             List<NDArray> weights,
             List<NDArray> gradients,
             Settings settings,
-            NDArray balance,
+            NDArray losses,
+            NDArray mask,
+            NDArray outside,
             NDArray ids,
             NDArray combine,
             ExpertScratch scratch,
-            NDArray dx) {
+            NDArray dx,
+            NDArray dcombine) {
         KERNELS.run(
                 "experts_backward",
                 x,
@@ -195,13 +282,92 @@ public final class ExpertKernels {
                 settings.adapterScale(),
                 settings.residual(),
                 settings.renormalize(),
-                balance,
+                losses,
+                mask,
+                outside,
                 ids,
                 combine,
                 scratch.block(),
                 scratch.wide(),
                 scratch.half(),
-                dx);
+                dx,
+                dcombine);
+    }
+
+    /**
+     * Adds the gradient of the factors that the combine weights carry under a mask that is learnt
+     * straight through: for a chosen expert w (dw - sum over the row of w dw) where the weights are
+     * divided by their sum, w dw where not; for any other exactly nothing.
+     *
+     * @param ids INT64 [N, topK] of the forward pass
+     * @param combine [N, topK] of the forward pass
+     * @param dcombine [N, topK] from {@link #backward}
+     * @param settings the layer's settings
+     * @param sums F64 [E], added to
+     */
+    public static void maskGradient(
+            NDArray ids, NDArray combine, NDArray dcombine, Settings settings, NDArray sums) {
+        KERNELS.run("mask_gradient", ids, combine, dcombine, settings.renormalize(), sums);
+    }
+
+    /**
+     * Adds that gradient for dropped experts: on every row of a chunk the best of them run to learn
+     * what they would have added, though they take no part in the output.
+     *
+     * @param x [N, H]
+     * @param start first row of the chunk
+     * @param step distance of its rows
+     * @param g gradient of the output [N, H]
+     * @param weights the layer's weights
+     * @param settings the layer's settings
+     * @param selection the forward pass's, a hard mask
+     * @param extra how many dropped experts run a row, 1 to the number of dropped ones
+     * @param ids INT64 [N, topK] of the forward pass
+     * @param combine [N, topK] of the forward pass
+     * @param dcombine [N, topK] from {@link #backward}
+     * @param sums F64 [E], added to
+     */
+    public static void excludedGradient(
+            NDArray x,
+            int start,
+            int step,
+            NDArray g,
+            List<NDArray> weights,
+            Settings settings,
+            Selection selection,
+            int extra,
+            NDArray ids,
+            NDArray combine,
+            NDArray dcombine,
+            NDArray sums) {
+        KERNELS.run(
+                "excluded_gradient",
+                x,
+                start,
+                step,
+                g,
+                weights,
+                settings.eps(),
+                settings.adapterScale(),
+                selection.bias(),
+                selection.outside(),
+                extra,
+                settings.renormalize(),
+                ids,
+                combine,
+                dcombine,
+                sums);
+    }
+
+    /**
+     * Passes the gradient of the factors on to the mask logits: {@code gradient += slopes * sums}.
+     *
+     * @param sums F64 [E], d loss / d factor
+     * @param slopes F64 [E], d factor / d logit
+     * @param gradient [E], added to
+     */
+    public static void maskLogitsGradient(NDArray sums, NDArray slopes, NDArray gradient) {
+        KERNELS.run("mask_logits_gradient", sums, slopes, gradient);
     }
 
     /**
@@ -278,19 +444,58 @@ public final class ExpertKernels {
     }
 
     /**
-     * The gradient that the balance loss {@code coefficient * E * sum f_e P_e} has in every row's
-     * router probabilities, where f_e is the number of routes to expert e a row and P_e its mean
-     * probability.
+     * Computes the router's losses from the sums of all chunks: the balance loss {@code E * sum f_e
+     * P_e}, where f_e is the number of routes to expert e a row and P_e its mean probability, and
+     * the z-loss, the mean of the squared log-sum-exp of the logits. Without rows both are 0.
+     *
+     * @param sums of {@link #route}
+     * @param balance (), filled
+     * @param z (), filled
+     */
+    public static void routerLosses(NDArray sums, NDArray balance, NDArray z) {
+        KERNELS.run("router_losses", sums, balance, z);
+    }
+
+    /**
+     * The gradients that {@code balance * (balance loss) + z * (z-loss)} has in the probabilities
+     * of every row that counts and in its squared log-sum-exp.
      *
      * @param manager the owner of the result
-     * @param ids INT64 [N, topK]
-     * @param experts E
-     * @param coefficient of the loss
-     * @return [E]
+     * @param sums of {@link #route}
+     * @param balance factor of the balance loss
+     * @param z factor of the z-loss
+     * @return [E + 1]
      */
-    public static NDArray balanceGradient(
-            NDManager manager, NDArray ids, int experts, double coefficient) {
-        return KERNELS.call(manager, "balance_gradient", ids, experts, coefficient).head();
+    public static NDArray routerLossGradients(
+            NDManager manager, NDArray sums, double balance, double z) {
+        return KERNELS.call(manager, "router_loss_gradients", sums, balance, z).head();
+    }
+
+    /**
+     * Computes the router's losses in a way that autograd can follow.
+     *
+     * @param h normed rows [N, H]
+     * @param router [E, H]
+     * @param ids INT64 [N, topK], the chosen experts
+     * @param mask [N], 0 for the rows that do not count, or {@link TorchKernels#nothing}
+     * @return balance loss and z-loss, () each
+     */
+    public static NDList routerLossesPlain(NDArray h, NDArray router, NDArray ids, NDArray mask) {
+        return KERNELS.record(h.getManager(), "router_losses_plain", h, router, ids, mask);
+    }
+
+    /**
+     * Adds to the sums that {@link #route} makes, for rows whose experts are chosen.
+     *
+     * @param h normed rows [N, H]
+     * @param router [E, H]
+     * @param ids INT64 [N, topK], the chosen experts
+     * @param mask [N], 0 for the rows that do not count, or {@link TorchKernels#nothing}
+     * @param sums F64 [2 E + 2], added to
+     */
+    public static void routerSums(
+            NDArray h, NDArray router, NDArray ids, NDArray mask, NDArray sums) {
+        KERNELS.run("router_sums", h, router, ids, mask, sums);
     }
 
     /**
@@ -300,10 +505,18 @@ public final class ExpertKernels {
      * @param router [E, H]
      * @param settings the layer's settings
      * @param selection how experts are ranked
+     * @param maskLogits [E] of a mask that is learnt straight through: every combine weight carries
+     *     a factor of value 1; {@link TorchKernels#nothing} without such a mask
+     * @param slopes d factor / d logit, F64 [E], or {@link TorchKernels#nothing}
      * @return ids INT64 [N, topK] and combine weights [N, topK]
      */
     public static NDList routePlain(
-            NDArray h, NDArray router, Settings settings, Selection selection) {
+            NDArray h,
+            NDArray router,
+            Settings settings,
+            Selection selection,
+            NDArray maskLogits,
+            NDArray slopes) {
         NDManager manager = h.getManager();
         try (NDArray numbers =
                 manager.create(
@@ -313,7 +526,17 @@ public final class ExpertKernels {
                             settings.renormalize() ? 1 : 0,
                             settings.topK()
                         })) {
-            return KERNELS.record(manager, "router_plain", h, router, selection.bias(), numbers);
+            return KERNELS.record(
+                    manager,
+                    "router_plain",
+                    h,
+                    router,
+                    selection.bias(),
+                    selection.balance(),
+                    selection.outside(),
+                    numbers,
+                    maskLogits,
+                    slopes);
         }
     }
 

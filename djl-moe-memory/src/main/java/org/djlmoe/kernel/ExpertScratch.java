@@ -16,7 +16,8 @@ import java.util.List;
  * #MIN_BLOCK_ROWS} rows would cost speed: the weights' gradients are read and written once a block.
  *
  * <p>A row of a block takes 2 I + H + r numbers forward and 5 I + 2 H + r backward, beside H + 2 I
- * in half precision if the experts' weights are.
+ * in half precision if the experts' weights are. With shared experts wider than I their width
+ * counts in place of I.
  */
 public final class ExpertScratch implements AutoCloseable {
 
@@ -82,13 +83,20 @@ public final class ExpertScratch implements AutoCloseable {
         NDArray adapter = weights.get(ExpertKernels.Weights.GATE_UP_A.ordinal());
         long rank = adapter.size() > 0 ? adapter.getShape().get(1) : 0;
         int block = blockRows(rows, topK, down.get(0));
+        long inner = Math.max(down.get(2), sharedInner(weights));
         NDList arrays =
                 ExpertKernels.scratch(
                         manager,
                         weights,
-                        block * wideNumbers(down.get(1), down.get(2), rank, backward),
-                        block * halfNumbers(down.get(1), down.get(2)));
+                        block * wideNumbers(down.get(1), inner, rank, backward),
+                        block * halfNumbers(down.get(1), inner));
         return new ExpertScratch(block, arrays.get(0), arrays.get(1));
+    }
+
+    private static long sharedInner(List<NDArray> weights) {
+        int place = ExpertKernels.Weights.SHARED_DOWN.ordinal();
+        NDArray shared = place < weights.size() ? weights.get(place) : TorchKernels.nothing();
+        return shared.size() > 0 ? shared.getShape().get(2) : 0;
     }
 
     /**
@@ -109,7 +117,7 @@ public final class ExpertScratch implements AutoCloseable {
      *
      * @param block rows a block
      * @param hidden H
-     * @param inner I
+     * @param inner I, or the width of the shared experts if that is larger
      * @param rank r of the adapters, 0 without
      * @param halfWeights whether the experts' weights are in half precision
      * @param backward whether it is for a backward pass

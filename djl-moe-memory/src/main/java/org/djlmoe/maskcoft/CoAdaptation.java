@@ -4,6 +4,7 @@ import ai.djl.engine.Engine;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.function.Predicate;
 import org.djlmoe.data.PackedBatches;
@@ -14,9 +15,11 @@ import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
 import org.djlmoe.optimizer.WarmupCosineTracker;
 import org.djlmoe.routing.ExpertMask;
+import org.djlmoe.routing.MaskedWeights;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
+import org.djlmoe.training.LogitRanges;
 
 /**
  * Stage 2: routers and low-rank adapters of the experts train together under a fixed mask, with
@@ -39,10 +42,12 @@ public final class CoAdaptation {
     private final ExpertMask mask;
     private final SelectionPrior softPrior;
     private final double softShare;
+    private final List<Double> logitRanges;
     private final boolean trainRouters;
     private final int rank;
     private final double alpha;
     private final double learningRate;
+    private final MaskedWeights weights;
     private final long seed;
 
     private CoAdaptation(Builder builder) {
@@ -52,10 +57,12 @@ public final class CoAdaptation {
         mask = builder.mask;
         softPrior = builder.softPrior;
         softShare = builder.softShare;
+        logitRanges = builder.logitRanges;
         trainRouters = builder.trainRouters;
         rank = builder.rank;
         alpha = builder.alpha;
         learningRate = builder.learningRate;
+        weights = builder.weights;
         seed = builder.seed;
     }
 
@@ -119,7 +126,15 @@ public final class CoAdaptation {
             for (int step = 0; step < steps; step++) {
                 if (mask != null && (step == 0 || step == softFrom)) {
                     SelectionPrior prior = step == softFrom ? softPrior : SelectionPrior.hardMask();
-                    new ExpertPrior(mask, prior).apply(model.decoder());
+                    new ExpertPrior(mask, SelectionPrior.hardMask())
+                            .withWeights(weights)
+                            .withLogitRanges(
+                                    logitRanges == null
+                                            ? Collections.nCopies(
+                                                    mask.numLayers(), prior.logitRange())
+                                            : logitRanges)
+                            .withPrior(prior)
+                            .apply(model.decoder());
                 }
                 TokenBatch batch = batches.at(step);
                 losses[step] = trainer.step(batch);
@@ -133,21 +148,23 @@ public final class CoAdaptation {
     }
 
     /** Builds a {@link CoAdaptation}. */
-    public static final class Builder {
+    public static final class Builder extends AdaptationOptions<Builder> {
 
         private LanguageModel model;
         private PackedBatches batches;
-        private int steps;
         private ExpertMask mask;
         private SelectionPrior softPrior;
-        private double softShare = 1.0 / 3;
+        private List<Double> logitRanges;
         private boolean trainRouters = true;
-        private int rank = 16;
-        private double alpha = 32;
-        private double learningRate = 1e-3;
-        private long seed;
 
-        Builder() {}
+        Builder() {
+            super(0);
+        }
+
+        @Override
+        Builder self() {
+            return this;
+        }
 
         /**
          * Sets the model; its experts have no adapters yet.
@@ -207,6 +224,18 @@ public final class CoAdaptation {
         }
 
         /**
+         * Sets the logit range of every layer for a soft prior of the scaled form. Default: the
+         * prior's own in all of them.
+         *
+         * @param value D a layer, see {@link LogitRanges}
+         * @return this builder
+         */
+        public Builder optLogitRanges(List<Double> value) {
+            logitRanges = value;
+            return this;
+        }
+
+        /**
          * Sets whether routers train. Default: true.
          *
          * @param value whether they do
@@ -218,70 +247,17 @@ public final class CoAdaptation {
         }
 
         /**
-         * Sets the adapters' rank and scaling numerator. Default: 16 and 32.
-         *
-         * @param r the rank
-         * @param a the numerator
-         * @return this builder
-         */
-        public Builder optAdapters(int r, double a) {
-            rank = r;
-            alpha = a;
-            return this;
-        }
-
-        /**
-         * Sets the highest learning rate; it warms up over a twentieth of the steps and falls to
-         * zero on a cosine. Default: 1e-3.
-         *
-         * @param value the rate
-         * @return this builder
-         */
-        public Builder optLearningRate(double value) {
-            learningRate = value;
-            return this;
-        }
-
-        /**
-         * Sets the seed of the adapters' initial values. Default: 0.
-         *
-         * @param value the seed
-         * @return this builder
-         */
-        public Builder optSeed(long value) {
-            seed = value;
-            return this;
-        }
-
-        /**
          * Builds the stage.
          *
          * @return the stage
          * @throws IllegalArgumentException if something is missing or out of range
          */
         public CoAdaptation build() {
-            if (model == null || batches == null || steps < 1) {
-                throw new IllegalArgumentException(
-                        "CoAdaptation needs a model, batches and at least one step");
-            }
-            if (!(learningRate > 0 && Double.isFinite(learningRate))
-                    || !(softShare >= 0 && softShare <= 1)) {
-                throw new IllegalArgumentException(
-                        "CoAdaptation needs a positive, finite learning rate and a soft share from 0 to 1, not "
-                                + learningRate
-                                + " and "
-                                + softShare);
-            }
-            if (rank < 1 || !(alpha > 0 && Double.isFinite(alpha))) {
-                throw new IllegalArgumentException(
-                        "CoAdaptation needs a rank of at least 1 and a positive, finite alpha, not "
-                                + rank
-                                + " and "
-                                + alpha);
-            }
-            if (softPrior != null && mask == null) {
-                throw new IllegalArgumentException("A soft prior needs a mask: call optMask");
-            }
+            Checks.require(
+                    model != null && batches != null, "CoAdaptation needs a model and batches");
+            checkAdaptation();
+            Checks.require(
+                    softPrior == null || mask != null, "A soft prior needs a mask: call optMask");
             return new CoAdaptation(this);
         }
     }

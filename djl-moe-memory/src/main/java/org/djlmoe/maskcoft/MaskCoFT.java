@@ -1,8 +1,10 @@
 package org.djlmoe.maskcoft;
 
+import java.io.IOException;
+import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
-import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.model.MoeConfig;
@@ -11,6 +13,7 @@ import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
+import org.djlmoe.training.LogitRanges;
 
 /**
  * Masked co-adaptive fine-tuning, the whole recipe: a model becomes cheap to serve from a small
@@ -26,7 +29,7 @@ import org.djlmoe.training.LanguageModel;
  * </ol>
  *
  * <p>Stages 1 and 2 and the additive prior follow arXiv 2609.34077 as far as its abstract tells;
- * the Plackett-Luce estimator, the last steps under a soft prior and the rule that chooses beta are
+ * the Plackett-Luce estimator, training under the soft prior and the rule that chooses beta are
  * this project's own.
  *
  * <p>It pays where loading experts dominates decoding. A model whose experts are all resident gains
@@ -63,12 +66,27 @@ public final class MaskCoFT {
     /**
      * What came out. The adapters are still attached, the routers rank by their own logits.
      *
-     * @param mask the learned mask
+     * @param hard the learned mask as a hard prior, with what other strengths need
+     * @param theta the mask logits, [layers, experts]
      * @param maskLosses mean loss of the samples of every mask step
      * @param losses loss of every training step
      * @param sweep the betas that were tried, and the chosen one
      */
-    public record Result(ExpertMask mask, double[] maskLosses, float[] losses, PriorSweep sweep) {
+    public record Result(
+            ExpertPrior hard,
+            double[][] theta,
+            double[] maskLosses,
+            float[] losses,
+            PriorSweep sweep) {
+
+        /**
+         * Returns the learned mask.
+         *
+         * @return the mask
+         */
+        public ExpertMask mask() {
+            return hard.mask();
+        }
 
         /**
          * Returns the prior to serve with.
@@ -76,46 +94,35 @@ public final class MaskCoFT {
          * @return mask and chosen beta
          */
         public ExpertPrior prior() {
-            return new ExpertPrior(mask, sweep.chosen().prior());
+            return hard.withPrior(sweep.chosen().prior());
+        }
+
+        /**
+         * Writes prior, mask and mask logits into a checkpoint folder, beside the weights.
+         *
+         * @param folder the folder
+         * @throws IOException if writing fails
+         */
+        public void save(Path folder) throws IOException {
+            prior().save(folder, theta);
         }
     }
 
     private final LanguageModel model;
     private final PackedBatches batches;
     private final Iterable<TokenBatch> validation;
-    private final int kept;
-    private final int maskSteps;
-    private final int maskSamples;
-    private final int steps;
-    private final double learningRate;
-    private final double softBeta;
-    private final double softShare;
+    private final MaskCoFTSettings settings;
+    private final MaskBudget budget;
     private final int cacheSize;
-    private final EvictionPolicy.Type policy;
-    private final double perplexityLimit;
-    private final List<Double> betas;
-    private final int rank;
-    private final double alpha;
-    private final long seed;
 
-    private MaskCoFT(Builder builder) {
+    private MaskCoFT(Builder builder, MaskCoFTSettings settings) {
         model = builder.model;
         batches = builder.batches;
         validation = builder.validation;
-        kept = builder.kept();
-        maskSteps = builder.maskSteps;
-        maskSamples = builder.maskSamples;
-        steps = builder.steps;
-        learningRate = builder.learningRate;
-        softBeta = builder.softBeta;
-        softShare = builder.softShare;
-        cacheSize = builder.cacheSize();
-        policy = builder.policy;
-        perplexityLimit = builder.perplexityLimit;
-        betas = List.copyOf(builder.betas);
-        rank = builder.rank;
-        alpha = builder.alpha;
-        seed = builder.seed;
+        this.settings = settings;
+        MoeConfig config = model.decoder().config();
+        budget = settings.budget(config.numLayers(), config.numExperts(), config.topK());
+        cacheSize = settings.cacheSize(config.numExperts(), config.topK());
     }
 
     /**
@@ -141,12 +148,16 @@ public final class MaskCoFT {
                         "The model's experts have adapters already: merge or detach them first");
             }
         }
+        int maskSteps = settings.maskSteps();
         double[] maskLosses = new double[maskSteps];
+        MaskLearning learning = learning();
         ExpertMask mask =
                 MaskSearch.run(
                         model,
                         batches,
-                        learning(),
+                        learning,
+                        new LoadTerm(settings.loadWeight(), cacheSize, settings.policy()),
+                        settings.weights(),
                         maskSteps,
                         (step, steps, tokens, loss) -> {
                             maskLosses[step - 1] = loss;
@@ -156,17 +167,31 @@ public final class MaskCoFT {
                 CoAdaptation.builder()
                         .setModel(model)
                         .setBatches(batches)
-                        .setSteps(steps)
+                        .setSteps(settings.steps())
                         .optMask(mask)
-                        .optSoftPrior(SelectionPrior.additive(softBeta), softShare)
-                        .optAdapters(rank, alpha)
-                        .optLearningRate(learningRate)
-                        .optSeed(seed)
+                        .optSoftPrior(settings.prior(settings.softBeta()), settings.softShare())
+                        .optAdapters(settings.rank(), settings.alpha())
+                        .optLearningRate(settings.learningRate())
+                        .optWeights(settings.weights())
+                        .optLogitRanges(ranges())
+                        .optSeed(settings.seed())
                         .build()
                         .run(
                                 (step, steps, tokens, loss) ->
                                         listener.step(Stage.ADAPT, step, steps, tokens, loss));
-        return new Result(mask, maskLosses, losses, sweep(mask, listener));
+        // Measured again: the routers have trained.
+        ExpertPrior hard =
+                new ExpertPrior(mask, SelectionPrior.hardMask())
+                        .withWeights(settings.weights())
+                        .withLogitRanges(ranges());
+        return new Result(hard, learning.theta(), maskLosses, losses, sweep(hard, listener));
+    }
+
+    /** D of every layer where the form asks for it. */
+    private List<Double> ranges() {
+        return settings.form() == SelectionPrior.Form.SCALED
+                ? LogitRanges.measure(model, validation)
+                : Collections.nCopies(model.decoder().config().numLayers(), 1.0);
     }
 
     /**
@@ -179,56 +204,50 @@ public final class MaskCoFT {
         return MaskLearning.builder()
                 .setNumLayers(config.numLayers())
                 .setNumExperts(config.numExperts())
-                .setKept(kept)
+                .setBudget(budget)
                 .setTopK(config.topK())
-                .optSamples(maskSamples)
+                .optEstimator(settings.estimator())
+                .optSamples(settings.maskSamples())
+                .optTemperature(settings.temperature())
+                .optLearningRate(settings.maskLearningRate())
                 .optInitialUsage(usage.trace().usage(), 1)
-                .optSeed(seed)
+                .optSeed(settings.seed())
                 .build();
     }
 
-    private PriorSweep sweep(ExpertMask mask, Listener listener) {
-        List<SelectionPrior> priors = new ArrayList<>();
-        betas.forEach(beta -> priors.add(SelectionPrior.additive(beta)));
+    private PriorSweep sweep(ExpertPrior hard, Listener listener) {
+        List<ExpertPrior> priors = new ArrayList<>();
+        settings.betas().forEach(beta -> priors.add(hard.withPrior(settings.prior(beta))));
         List<PriorSweep.Point> points =
                 PriorSweep.measure(
                         model,
-                        mask,
                         priors,
                         validation,
                         cacheSize,
-                        policy,
+                        settings.policy(),
                         (step, steps, tokens, loss) ->
                                 listener.step(Stage.PRIOR, step, steps, tokens, loss));
+        double limit = settings.perplexityLimit();
         return PriorSweep.choose(
                 points,
-                Double.isNaN(perplexityLimit)
+                Double.isNaN(limit)
                         ? PriorSweep.TOLERANCE * PriorSweep.lowestPerplexity(points)
-                        : perplexityLimit);
+                        : limit);
     }
 
     /** Builds a {@link MaskCoFT}. */
-    public static final class Builder {
+    public static final class Builder extends MaskCoFTOptions<Builder> {
 
         private LanguageModel model;
         private PackedBatches batches;
         private Iterable<TokenBatch> validation;
-        private Integer kept;
-        private int maskSteps = 60;
-        private int maskSamples = 6;
-        private int steps = 200;
-        private double learningRate = 1e-3;
-        private double softBeta = 4;
-        private double softShare = 1.0 / 3;
-        private Integer cacheSize;
-        private EvictionPolicy.Type policy = EvictionPolicy.Type.LFU_LIFETIME;
-        private double perplexityLimit = Double.NaN;
-        private long seed;
-        private List<Double> betas = List.of(0.5, 1.0, 2.0, 4.0, 8.0);
-        private int rank = 16;
-        private double alpha = 32;
 
         Builder() {}
+
+        @Override
+        Builder self() {
+            return this;
+        }
 
         /**
          * Sets the model; its experts have no adapters.
@@ -265,228 +284,16 @@ public final class MaskCoFT {
         }
 
         /**
-         * Sets the betas to try, each 0 or above; infinity is the hard mask. Default: 0.5, 1, 2, 4,
-         * 8.
-         *
-         * @param values at least one
-         * @return this builder
-         */
-        public Builder optBetas(List<Double> values) {
-            betas = values;
-            return this;
-        }
-
-        /**
-         * Sets the adapters' rank and scaling numerator. Default: 16 and 32.
-         *
-         * @param r the rank, at least 1
-         * @param a the numerator, above 0
-         * @return this builder
-         */
-        public Builder optAdapters(int r, double a) {
-            rank = r;
-            alpha = a;
-            return this;
-        }
-
-        /**
-         * Sets how many experts a layer keeps. Default: three quarters of them.
-         *
-         * @param value from the experts that a token uses to all
-         * @return this builder
-         */
-        public Builder optKept(int value) {
-            kept = value;
-            return this;
-        }
-
-        /**
-         * Sets the updates of the mask. Default: 60. With 0 the mask keeps the experts that the
-         * validation text uses most.
-         *
-         * @param value 0 or more
-         * @return this builder
-         */
-        public Builder optMaskSteps(int value) {
-            maskSteps = value;
-            return this;
-        }
-
-        /**
-         * Sets the sampled masks an update. Default: 6.
-         *
-         * @param value at least 2
-         * @return this builder
-         */
-        public Builder optMaskSamples(int value) {
-            maskSamples = value;
-            return this;
-        }
-
-        /**
-         * Sets the training steps. Default: 200.
-         *
-         * @param value at least 1
-         * @return this builder
-         */
-        public Builder optSteps(int value) {
-            steps = value;
-            return this;
-        }
-
-        /**
-         * Sets the highest learning rate of routers and adapters. Default: 1e-3.
-         *
-         * @param value finite, above 0
-         * @return this builder
-         */
-        public Builder optLearningRate(double value) {
-            learningRate = value;
-            return this;
-        }
-
-        /**
-         * Sets the beta of the soft prior that the last training steps run under. Default: 4.
-         *
-         * @param value 0 or above, or infinity
-         * @return this builder
-         */
-        public Builder optSoftBeta(double value) {
-            softBeta = value;
-            return this;
-        }
-
-        /**
-         * Sets the part of the training steps that run under the soft prior. Default: a third.
-         *
-         * @param value 0 to 1
-         * @return this builder
-         */
-        public Builder optSoftShare(double value) {
-            softShare = value;
-            return this;
-        }
-
-        /**
-         * Sets the cache that betas are judged by, in experts a layer. Default: half of the
-         * experts.
-         *
-         * @param value at least the experts that a token uses
-         * @return this builder
-         */
-        public Builder optCacheSize(int value) {
-            cacheSize = value;
-            return this;
-        }
-
-        /**
-         * Sets the policy of that cache. Default: keep the most frequent by lifetime counts.
-         *
-         * @param value the setting
-         * @return this builder
-         */
-        public Builder optPolicy(EvictionPolicy.Type value) {
-            policy = value;
-            return this;
-        }
-
-        /**
-         * Sets the highest validation perplexity that a beta may have. Default: 1.01 times the
-         * lowest of all betas; to compare with another way of fine-tuning, give 1.01 times its
-         * perplexity.
-         *
-         * @param value the setting
-         * @return this builder
-         */
-        public Builder optPerplexityLimit(double value) {
-            perplexityLimit = value;
-            return this;
-        }
-
-        /**
-         * Sets the seed of masks and adapters. Default: 0.
-         *
-         * @param value the setting
-         * @return this builder
-         */
-        public Builder optSeed(long value) {
-            seed = value;
-            return this;
-        }
-
-        /**
          * Builds the recipe.
          *
          * @return the recipe
          * @throws IllegalArgumentException if something is missing or out of range
          */
         public MaskCoFT build() {
-            if (model == null || batches == null || validation == null) {
-                throw new IllegalArgumentException(
-                        "MaskCoFT needs a model, training batches and validation batches");
-            }
-            MoeConfig config = model.decoder().config();
-            int topK = config.topK();
-            require(
-                    kept() >= topK && kept() <= config.numExperts(),
-                    "kept is %d: a layer keeps from topK = %d to %d experts",
-                    kept(),
-                    topK,
-                    config.numExperts());
-            require(maskSteps >= 0, "maskSteps is %d: set 0 or more", maskSteps);
-            require(
-                    maskSamples >= 2,
-                    "maskSamples is %d: two masks are needed to compare",
-                    maskSamples);
-            require(steps >= 1, "steps is %d: set 1 or more", steps);
-            require(
-                    learningRate > 0 && Double.isFinite(learningRate),
-                    "learningRate is %s: it must be finite and above 0",
-                    learningRate);
-            require(softBeta >= 0, "softBeta is %s: it must be 0 or above, or infinity", softBeta);
-            require(
-                    softShare >= 0 && softShare <= 1,
-                    "softShare is %s: it must be from 0 to 1",
-                    softShare);
-            require(
-                    cacheSize() >= topK,
-                    "cacheSize is %d: a token uses topK = %d experts of a layer at once",
-                    cacheSize(),
-                    topK);
-            require(policy != null, "policy is null: name an eviction policy");
-            require(
-                    !(perplexityLimit <= 0),
-                    "perplexityLimit is %s: it must be above 0",
-                    perplexityLimit);
-            require(betas != null && !betas.isEmpty(), "betas is empty: at least one is tried");
-            for (Double beta : betas) {
-                require(
-                        beta != null && beta >= 0,
-                        "betas has %s: each must be 0 or above, or infinity",
-                        beta);
-            }
-            require(rank >= 1, "The adapters' rank is %d: set 1 or more", rank);
-            require(
-                    alpha > 0 && Double.isFinite(alpha),
-                    "The adapters' alpha is %s: it must be finite and above 0",
-                    alpha);
-            return new MaskCoFT(this);
-        }
-
-        private int kept() {
-            MoeConfig config = model.decoder().config();
-            return kept == null ? Math.max(config.topK(), (3 * config.numExperts() + 2) / 4) : kept;
-        }
-
-        private int cacheSize() {
-            MoeConfig config = model.decoder().config();
-            return cacheSize == null ? Math.max(config.topK(), config.numExperts() / 2) : cacheSize;
-        }
-
-        private static void require(boolean holds, String message, Object... args) {
-            if (!holds) {
-                throw new IllegalArgumentException(message.formatted(args));
-            }
+            Checks.require(
+                    model != null && batches != null && validation != null,
+                    "MaskCoFT needs a model, training batches and validation batches");
+            return new MaskCoFT(this, settings());
         }
     }
 }

@@ -3,14 +3,12 @@ package org.djlmoe.maskcoft;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.SplittableRandom;
 import org.djlmoe.routing.ExpertMask;
 
 /**
- * Stage 1: learns which n experts a layer keeps, from losses alone.
+ * Stage 1: learns which experts a layer keeps, from a model that runs under sampled masks.
  *
- * <p>Each step draws M masks from a {@link PlackettLuce} distribution a layer; the caller runs the
- * same batch forward under each (no backward pass) and hands the losses back:
+ * <p>Each step draws M masks; the caller runs the same batch under each and hands the losses back:
  *
  * <pre>{@code
  * List<MaskSample> samples = learning.propose(step);
@@ -18,14 +16,10 @@ import org.djlmoe.routing.ExpertMask;
  * learning.update(samples, losses);
  * }</pre>
  *
- * The gradient of the expected loss is estimated by
- *
- * <pre>g = 1 / (M - 1) * sum over i of (L_i - mean L) * d log P(m_i) / d theta</pre>
- *
- * which is unbiased for every M of at least 2: the mean over <em>all</em> samples as a baseline
- * with 1 / (M - 1) is the leave-one-out baseline with 1 / M. A term of the caller's own, such as
- * lambda times replayed loads, is simply added to L_i. Adam then moves theta; it takes the scale of
- * the losses out, so that one learning rate serves all models.
+ * A {@link MaskEstimator} makes a gradient of theta from it, and Adam moves theta; it takes the
+ * scale of the losses out, so that one learning rate serves all models. A term of the caller's own,
+ * such as lambda times replayed loads, is simply added to L_i; the estimators that run backward do
+ * not see it.
  *
  * <p>One loss credits all layers at once, so the variance grows with the number of layers: more
  * layers want more samples or steps. When the right mask is that of the most used experts anyway,
@@ -40,7 +34,8 @@ public final class MaskLearning {
     private static final double EPSILON = 1e-12;
 
     private final int experts;
-    private final int kept;
+    private final MaskBudget budget;
+    private final MaskEstimator estimator;
     private final int samples;
     private final double temperature;
     private final double learningRate;
@@ -56,7 +51,8 @@ public final class MaskLearning {
 
     private MaskLearning(Builder b) {
         experts = b.experts;
-        kept = b.kept;
+        budget = b.budget;
+        estimator = b.estimator;
         samples = b.samples;
         temperature = b.temperature;
         learningRate = b.learningRate;
@@ -92,33 +88,41 @@ public final class MaskLearning {
         if (step < 0) {
             throw new IllegalArgumentException("Step " + step + " is below 0");
         }
-        PlackettLuce[] layers = distributions();
+        MaskScores scores = new MaskScores(theta, temperature, budget, seed);
         List<MaskSample> proposed = new ArrayList<>();
         for (int i = 0; i < samples; i++) {
-            int[][] order = new int[layers.length][];
-            for (int l = 0; l < layers.length; l++) {
-                order[l] = layers[l].sample(random(seed, step, i, l));
-            }
-            proposed.add(new MaskSample(step, i, updates, experts, order));
+            proposed.add(estimator.draw(scores, step, i).drawnAfter(updates));
         }
         return proposed;
     }
 
     /**
-     * Moves theta towards masks of lower loss.
+     * Moves theta towards masks of lower loss, for estimators that need losses alone.
      *
-     * <p>A sample whose loss is not finite is left out and counted, see {@link #droppedSamples()}.
-     *
-     * @param proposed what {@link #propose} returned since the last update; any two or more of them
+     * @param proposed what {@link #propose} returned since the last update
      * @param losses the loss of each, all on the same batch
-     * @throws IllegalArgumentException if fewer than two losses are finite, or a sample was drawn
-     *     before the last update (its probability has changed). Theta is then as before
+     * @throws IllegalArgumentException as {@link #update(List, List)}
      */
     public void update(List<MaskSample> proposed, double[] losses) {
-        double[][] gradient = gradient(proposed, losses);
-        for (double loss : losses) {
-            dropped += Double.isFinite(loss) ? 0 : 1;
-        }
+        update(proposed, outcomes(losses));
+    }
+
+    /**
+     * Moves theta towards masks of lower loss.
+     *
+     * <p>A sample whose outcome is not finite is left out and counted, see {@link
+     * #droppedSamples()}.
+     *
+     * @param proposed what {@link #propose} returned since the last update; any of them, as many as
+     *     the estimator needs
+     * @param outcomes of each, all on the same batch
+     * @throws IllegalArgumentException if too few outcomes are finite, if they lack what the
+     *     estimator needs, or if a sample was drawn before the last update (its probability has
+     *     changed). Theta is then as before
+     */
+    public void update(List<MaskSample> proposed, List<MaskOutcome> outcomes) {
+        double[][] gradient = gradient(proposed, outcomes);
+        dropped += outcomes.stream().filter(outcome -> !outcome.isFinite()).count();
         updates++;
         double correction1 = 1 - Math.pow(BETA1, updates);
         double correction2 = 1 - Math.pow(BETA2, updates);
@@ -135,51 +139,78 @@ public final class MaskLearning {
         }
     }
 
-    /** Returns the estimate of d E[loss] / d theta, [layers, experts]. */
+    private static List<MaskOutcome> outcomes(double[] losses) {
+        return Arrays.stream(losses).mapToObj(MaskOutcome::of).toList();
+    }
+
     double[][] gradient(List<MaskSample> proposed, double[] losses) {
-        if (proposed.size() != losses.length) {
+        return gradient(proposed, outcomes(losses));
+    }
+
+    /** Returns the estimate of d E[loss] / d theta, [layers, experts]. */
+    double[][] gradient(List<MaskSample> proposed, List<MaskOutcome> outcomes) {
+        if (proposed.size() != outcomes.size()) {
             throw new IllegalArgumentException(
-                    "%d samples but %d losses".formatted(proposed.size(), losses.length));
+                    "%d samples but %d losses".formatted(proposed.size(), outcomes.size()));
         }
-        for (MaskSample s : proposed) {
+        List<MaskSample> samplesLeft = new ArrayList<>();
+        List<MaskOutcome> finite = new ArrayList<>();
+        for (int i = 0; i < outcomes.size(); i++) {
+            MaskSample s = proposed.get(i);
+            MaskOutcome outcome = outcomes.get(i);
             if (s.updates() != updates) {
                 throw new IllegalArgumentException(
                         "Sample %d of step %d was drawn after %d updates, now there are %d: propose anew after each update"
                                 .formatted(s.index(), s.step(), s.updates(), updates));
             }
+            if (estimator.needsBackward() && outcome.factorGradients() == null) {
+                throw new IllegalArgumentException(
+                        "The estimator ("
+                                + estimator
+                                + ") needs d loss / d factor, not losses alone");
+            }
+            if (outcome.isFinite()) {
+                samplesLeft.add(s);
+                finite.add(outcome);
+            }
         }
-        double[] finite = Arrays.stream(losses).filter(Double::isFinite).toArray();
-        if (finite.length < 2) {
+        if (finite.size() < estimator.minSamples()) {
             throw new IllegalArgumentException(
-                    "Only %d of %d losses are finite %s: two are needed to tell masks apart"
-                            .formatted(finite.length, losses.length, Arrays.toString(losses)));
+                    "Only %d of %d losses are finite %s: %d are needed to tell masks apart"
+                            .formatted(
+                                    finite.size(),
+                                    outcomes.size(),
+                                    outcomes.stream().map(MaskOutcome::loss).toList(),
+                                    estimator.minSamples()));
         }
-        // Each loss divided first: the sum of large finite losses may not be finite.
-        double baseline = Arrays.stream(finite).map(v -> v / finite.length).sum();
-        PlackettLuce[] layers = distributions();
-        double[][] gradient = new double[layers.length][experts];
-        for (int i = 0; i < losses.length; i++) {
-            if (!Double.isFinite(losses[i])) {
-                continue;
-            }
-            double advantage = (losses[i] - baseline) / (finite.length - 1);
-            for (int l = 0; l < layers.length; l++) {
-                double[] g = layers[l].gradient(proposed.get(i).order(l));
-                for (int e = 0; e < experts; e++) {
-                    gradient[l][e] += advantage * g[e];
-                }
-            }
-        }
-        return gradient;
+        return estimator.gradient(samplesLeft, finite);
     }
 
     /**
-     * Returns what has been learnt: the top n of theta, of equals the lower id.
+     * Returns what has been learnt: the top of theta within the budget, of equals the lower id.
      *
      * @return the mask
      */
     public ExpertMask mask() {
-        return ExpertMask.topN(theta, kept);
+        return budget.top(theta);
+    }
+
+    /**
+     * Returns how gradients are estimated.
+     *
+     * @return the estimator
+     */
+    public MaskEstimator estimator() {
+        return estimator;
+    }
+
+    /**
+     * Returns how many experts are kept.
+     *
+     * @return the budget
+     */
+    public MaskBudget budget() {
+        return budget;
     }
 
     /**
@@ -211,9 +242,10 @@ public final class MaskLearning {
 
     @Override
     public String toString() {
-        return "MaskLearning keeps %d of %d, %d samples a step, temperature %s, learning rate %s, %d updates, %d samples dropped%n%s"
+        return "MaskLearning (%s) keeps %s of %d, %d samples a step, temperature %s, learning rate %s, %d updates, %d samples dropped%n%s"
                 .formatted(
-                        kept,
+                        estimator,
+                        budget,
                         experts,
                         samples,
                         temperature,
@@ -221,26 +253,6 @@ public final class MaskLearning {
                         updates,
                         dropped,
                         mask());
-    }
-
-    private PlackettLuce[] distributions() {
-        return Arrays.stream(theta)
-                .map(t -> new PlackettLuce(t, temperature, kept))
-                .toArray(PlackettLuce[]::new);
-    }
-
-    private static SplittableRandom random(long seed, int step, int sample, int layer) {
-        return new SplittableRandom(mix(mix(mix(mix(seed) + step) + sample) + layer));
-    }
-
-    /**
-     * The 64-bit finaliser of MurmurHash3 by A. Appleby, after a Weyl increment so that 0 moves.
-     */
-    private static long mix(long z) {
-        z += 0x9e3779b97f4a7c15L;
-        z = (z ^ (z >>> 33)) * 0xff51afd7ed558ccdL;
-        z = (z ^ (z >>> 33)) * 0xc4ceb9fe1a85ec53L;
-        return z ^ (z >>> 33);
     }
 
     private static double[] standardisedLog(long[] usage, double scale) {
@@ -260,7 +272,8 @@ public final class MaskLearning {
 
         private int layers;
         private int experts;
-        private int kept;
+        private MaskBudget budget;
+        private MaskEstimator estimator = MaskEstimator.plackettLuce();
         private int topK;
         private int samples = 8;
         private double temperature = 1;
@@ -301,7 +314,29 @@ public final class MaskLearning {
          * @return this builder
          */
         public Builder setKept(int n) {
-            kept = n;
+            // Out of range is an error of build().
+            return setBudget(n < 1 ? null : MaskBudget.perLayer(n));
+        }
+
+        /**
+         * Sets how many experts are kept, in place of {@link #setKept}.
+         *
+         * @param value every layer keeps topK at least
+         * @return this builder
+         */
+        public Builder setBudget(MaskBudget value) {
+            budget = value;
+            return this;
+        }
+
+        /**
+         * Sets how gradients are estimated; default: Plackett-Luce.
+         *
+         * @param value the estimator
+         * @return this builder
+         */
+        public Builder optEstimator(MaskEstimator value) {
+            estimator = value;
             return this;
         }
 
@@ -319,7 +354,7 @@ public final class MaskLearning {
         /**
          * Sets how many masks are tried a step; default: 8.
          *
-         * @param m at least 2
+         * @param m at least 2, or 1 where the estimator runs backward
          * @return this builder
          */
         public Builder optSamples(int m) {
@@ -393,58 +428,56 @@ public final class MaskLearning {
          * @return the learner, before its first update
          */
         public MaskLearning build() {
-            require(layers >= 1, "numLayers is %d: set 1 or more", layers);
-            require(experts >= 1, "numExperts is %d: set 1 or more", experts);
-            require(topK >= 1, "topK is %d: set 1 or more", topK);
-            require(
-                    kept >= topK && kept <= experts,
-                    "Cannot keep %d: set topK (%d) to numExperts (%d)",
-                    kept,
-                    topK,
-                    experts);
-            require(samples >= 2, "samples is %d: two masks are needed to compare", samples);
-            require(
+            Checks.require(layers >= 1, "numLayers is %d: set 1 or more", layers);
+            Checks.require(experts >= 1, "numExperts is %d: set 1 or more", experts);
+            Checks.require(topK >= 1, "topK is %d: set 1 or more", topK);
+            Checks.require(budget != null, "kept is missing or below 1: set topK to numExperts");
+            budget.check(layers, topK, experts);
+            Checks.require(estimator != null, "estimator is null: name one of MaskEstimator");
+            Checks.require(
+                    samples >= estimator.minSamples(),
+                    "samples is %d: the estimator (%s) needs %d masks",
+                    samples,
+                    estimator,
+                    estimator.minSamples());
+            Checks.require(
                     temperature > 0 && Double.isFinite(temperature),
                     "temperature is %s: it must be finite and above 0",
                     temperature);
-            require(
+            Checks.require(
                     learningRate > 0 && Double.isFinite(learningRate),
                     "learningRate is %s: it must be finite and above 0",
                     learningRate);
-            require(
+            Checks.require(
                     theta == null || usage == null,
                     "theta and usage are both given: choose one to begin with");
             if (theta != null) {
-                require(theta.length == layers, "theta has %d layers", theta.length);
+                Checks.require(theta.length == layers, "theta has %d layers", theta.length);
                 for (double[] row : theta) {
-                    require(row.length == experts, "theta has a layer of %d experts", row.length);
-                    require(
+                    Checks.require(
+                            row.length == experts, "theta has a layer of %d experts", row.length);
+                    Checks.require(
                             Arrays.stream(row).allMatch(Double::isFinite),
                             "theta is not finite: %s",
                             Arrays.toString(row));
                 }
             }
             if (usage != null) {
-                require(
+                Checks.require(
                         usageScale >= 0 && Double.isFinite(usageScale),
                         "The usage scale is %s: it must be finite and at least 0",
                         usageScale);
-                require(usage.length == layers, "usage has %d layers", usage.length);
+                Checks.require(usage.length == layers, "usage has %d layers", usage.length);
                 for (long[] row : usage) {
-                    require(row.length == experts, "usage has a layer of %d experts", row.length);
-                    require(
+                    Checks.require(
+                            row.length == experts, "usage has a layer of %d experts", row.length);
+                    Checks.require(
                             Arrays.stream(row).allMatch(c -> c >= 0),
                             "usage counts are below 0: %s",
                             Arrays.toString(row));
                 }
             }
             return new MaskLearning(this);
-        }
-
-        private static void require(boolean holds, String message, Object... args) {
-            if (!holds) {
-                throw new IllegalArgumentException(message.formatted(args));
-            }
         }
     }
 }

@@ -3,27 +3,41 @@ package org.djlmoe.maskcoft;
 import java.util.Arrays;
 import org.djlmoe.routing.ExpertMask;
 
-/** One drawn mask: what to try on the model, and what the learner needs to credit it. Immutable. */
+/**
+ * One drawn mask: what to try on the model, and what the estimator needs to credit it. Immutable.
+ */
 public final class MaskSample {
 
     private final int step;
     private final int index;
-    private final long updates;
-    private final int[][] order;
     private final ExpertMask mask;
+    private final double[][] credit;
+    private final long updates;
 
-    MaskSample(int step, int index, long updates, int experts, int[][] order) {
+    /**
+     * Creates a sample.
+     *
+     * @param step the step that it is drawn for
+     * @param index which of the step's samples it is
+     * @param mask the mask
+     * @param credit what its estimator multiplies the outcome by, [layers, experts]: for
+     *     Plackett-Luce d log P / d theta, straight through d factor / d theta; not copied
+     */
+    public MaskSample(int step, int index, ExpertMask mask, double[][] credit) {
+        this(step, index, mask, credit, 0);
+    }
+
+    private MaskSample(int step, int index, ExpertMask mask, double[][] credit, long updates) {
         this.step = step;
         this.index = index;
+        this.mask = mask;
+        this.credit = credit;
         this.updates = updates;
-        this.order = order;
-        boolean[][] kept = new boolean[order.length][experts];
-        for (int l = 0; l < order.length; l++) {
-            for (int e : order[l]) {
-                kept[l][e] = true;
-            }
-        }
-        mask = ExpertMask.of(kept);
+    }
+
+    /** The same sample, drawn when theta had seen so many updates. */
+    MaskSample drawnAfter(long count) {
+        return new MaskSample(step, index, mask, credit, count);
     }
 
     /**
@@ -53,18 +67,24 @@ public final class MaskSample {
         return index;
     }
 
+    /**
+     * Returns what the estimator multiplies an expert's outcome by.
+     *
+     * @param layer the MoE layer
+     * @return [experts]; a copy
+     */
+    public double[] credit(int layer) {
+        return credit[layer].clone();
+    }
+
     /** Returns how many updates theta had seen when this was drawn. */
     long updates() {
         return updates;
     }
 
-    /** Returns the drawn order of a layer; the learner's own array. */
-    int[] order(int layer) {
-        return order[layer];
-    }
-
     @Override
     public String toString() {
-        return "MaskSample %d of step %d %s".formatted(index, step, Arrays.deepToString(order));
+        return "MaskSample %d of step %d, credit %s%n%s"
+                .formatted(index, step, Arrays.deepToString(credit), mask);
     }
 }

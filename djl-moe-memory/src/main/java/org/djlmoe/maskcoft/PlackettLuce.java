@@ -63,9 +63,7 @@ public final class PlackettLuce {
     public int[] sample(SplittableRandom random) {
         double[] noisy = new double[scores.length];
         for (int e = 0; e < noisy.length; e++) {
-            // The half step keeps the uniform number off 0, where the noise would be -infinity.
-            double u = random.nextDouble() + 0x1p-54;
-            noisy[e] = scores[e] - Math.log(-Math.log(u));
+            noisy[e] = scores[e] + gumbel(random);
         }
         boolean[] taken = new boolean[noisy.length];
         int[] order = new int[n];
@@ -80,6 +78,13 @@ public final class PlackettLuce {
             order[j] = best;
         }
         return order;
+    }
+
+    /** Draws standard Gumbel noise. */
+    static double gumbel(SplittableRandom random) {
+        // The half step keeps the uniform number off 0, where the noise would be -infinity.
+        double u = random.nextDouble() + 0x1p-54;
+        return -Math.log(-Math.log(u));
     }
 
     /**

@@ -13,8 +13,9 @@ import org.djlmoe.training.LanguageModel;
 
 /**
  * Chooses how strongly a mask is preferred at serving: the beta with the fewest expert loads among
- * those whose perplexity on held-out text stays within a limit. If none does, the one of lowest
- * perplexity is chosen, and the result says so.
+ * those whose perplexity on held-out text stays within a limit. If none does, the limit is {@value
+ * #TOLERANCE} times the lowest perplexity of all, and the result says so: betas whose perplexities
+ * differ by noise alone are told apart by their loads.
  *
  * @param points what was measured, in the order of the betas
  * @param chosen the point that was chosen
@@ -54,14 +55,41 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
             int cacheSize,
             EvictionPolicy.Type policy,
             StageListener listener) {
+        return measure(
+                model,
+                priors.stream().map(prior -> new ExpertPrior(mask, prior)).toList(),
+                text,
+                cacheSize,
+                policy,
+                listener);
+    }
+
+    /**
+     * Measures a model under priors that may differ in more than their strength.
+     *
+     * @param model the co-adapted model
+     * @param priors candidates
+     * @param text validation text, neither trained on nor reported
+     * @param cacheSize experts a layer that the replayed cache holds
+     * @param policy the replayed cache's policy
+     * @param listener is told of every prior
+     * @return a point a prior, in their order
+     */
+    public static List<Point> measure(
+            LanguageModel model,
+            List<ExpertPrior> priors,
+            Iterable<TokenBatch> text,
+            int cacheSize,
+            EvictionPolicy.Type policy,
+            StageListener listener) {
         LoadReplay replay = LoadReplay.builder().setCapacity(cacheSize).build();
         List<Point> points = new ArrayList<>();
         try {
-            for (SelectionPrior prior : priors) {
-                new ExpertPrior(mask, prior).apply(model.decoder());
+            for (ExpertPrior prior : priors) {
+                prior.apply(model.decoder());
                 Evaluation evaluation = Evaluation.of(model, text, tokens -> {});
                 double loads = replay.run(evaluation.trace(), policy).loadsPerToken();
-                points.add(new Point(prior, evaluation.perplexity(), loads));
+                points.add(new Point(prior.prior(), evaluation.perplexity(), loads));
                 listener.step(points.size(), priors.size(), evaluation.tokens(), evaluation.loss());
             }
         } finally {
@@ -88,21 +116,19 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
      * @return the points and the choice; of equal points the earlier
      */
     public static PriorSweep choose(List<Point> points, double perplexityLimit) {
+        if (points.isEmpty()) {
+            throw new IllegalArgumentException("A sweep needs at least one prior");
+        }
+        Point within = fewestLoads(points, perplexityLimit);
+        Point chosen =
+                within == null ? fewestLoads(points, TOLERANCE * lowestPerplexity(points)) : within;
+        return new PriorSweep(List.copyOf(points), chosen, within != null);
+    }
+
+    private static Point fewestLoads(List<Point> points, double limit) {
         return points.stream()
-                .filter(point -> point.perplexity() <= perplexityLimit)
+                .filter(point -> point.perplexity() <= limit)
                 .min(Comparator.comparingDouble(Point::loadsPerToken))
-                .map(point -> new PriorSweep(List.copyOf(points), point, true))
-                .orElseGet(
-                        () ->
-                                new PriorSweep(
-                                        List.copyOf(points),
-                                        points.stream()
-                                                .min(Comparator.comparingDouble(Point::perplexity))
-                                                .orElseThrow(
-                                                        () ->
-                                                                new IllegalArgumentException(
-                                                                        "A sweep needs at least one"
-                                                                                + " prior")),
-                                        false));
+                .orElse(null);
     }
 }

@@ -1,5 +1,5 @@
 /**
- * Masked co-adaptive fine-tuning: losses of a model under sampled expert masks come in, a learned
- * mask and a model co-adapted to it go out.
+ * Masked co-adaptive fine-tuning: losses and gradients of a model under sampled expert masks come
+ * in, a learned mask and a model co-adapted to it go out.
  */
 package org.djlmoe.maskcoft;

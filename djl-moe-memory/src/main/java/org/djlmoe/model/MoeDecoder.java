@@ -15,10 +15,12 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.NamedParameters;
 import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.moe.MoeBlock;
+import org.djlmoe.routing.MaskLogits;
 import org.djlmoe.vocab.VocabProjection;
 
 /**
@@ -30,7 +32,8 @@ import org.djlmoe.vocab.VocabProjection;
  * has no padding, or padding on the right whose labels are ignored.
  *
  * <ul>
- *   <li>input: token ids INT64 [B, S]
+ *   <li>input: token ids INT64 [B, S], and optionally a mask [B, S] with 0 for padding, which then
+ *       does not count in the routers' losses, statistics and balancing
  *   <li>output: hidden states [B, S, H] and the projection's weight [V, H], as {@code RingDtpLoss}
  *       takes them
  * </ul>
@@ -54,7 +57,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
      * @param config sizes and constants
      */
     public MoeDecoder(MoeConfig config) {
-        this(config, 4096);
+        this(builder().setConfig(config));
     }
 
     /**
@@ -64,7 +67,11 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
      * @param chunkTokens tokens a chunk in the MoE layers
      */
     public MoeDecoder(MoeConfig config, int chunkTokens) {
-        this.config = config;
+        this(builder().setConfig(config).optChunkTokens(chunkTokens));
+    }
+
+    private MoeDecoder(Builder builder) {
+        config = builder.config;
         embedding =
                 addChildBlock(
                         "embed_tokens",
@@ -84,8 +91,15 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
                                     .setTopK(config.topK())
                                     .optNorm(config.rmsNormEps())
                                     .optResidual(true)
+                                    // Mixtral divides in every case, also for k = 1.
+                                    .optRenormalize(true)
                                     .optInitializerRange(config.initializerRange())
-                                    .optChunkTokens(chunkTokens)
+                                    .optChunkTokens(builder.chunkTokens)
+                                    .optMaxChunks(builder.maxChunks)
+                                    .optBalanceCoefficient(builder.balanceCoefficient)
+                                    .optZCoefficient(builder.zCoefficient)
+                                    .optBiasUpdateRate(builder.biasUpdateRate)
+                                    .optSharedExperts(builder.sharedWidth, builder.sharedGate)
                                     .build()));
         }
         norm = addChildBlock("norm", new RmsNorm(config.hiddenSize(), config.rmsNormEps()));
@@ -97,6 +111,15 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
         if (!config.tieWordEmbeddings()) {
             headWeight().setInitializer(new NormalInitializer((float) config.initializerRange()));
         }
+    }
+
+    /**
+     * Returns a builder, for what is not part of a Mixtral's configuration.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
     }
 
     /**
@@ -146,10 +169,11 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
     }
 
     private NDList run(ParameterStore parameterStore, NDList inputs, boolean training) {
-        NDArray ids = inputs.singletonOrThrow();
-        if (ids.getShape().dimension() != 2) {
+        NDArray ids = inputs.head();
+        if (inputs.size() > 2 || ids.getShape().dimension() != 2) {
             throw new IllegalArgumentException(
-                    "MoeDecoder expects token ids [batch, sequence], got " + ids.getShape());
+                    "MoeDecoder expects token ids [batch, sequence] and perhaps a mask, got "
+                            + inputs);
         }
         int sequence = (int) ids.getShape().get(1);
         NDArray x = embedding.forward(parameterStore, new NDList(ids), training).singletonOrThrow();
@@ -158,16 +182,26 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
             // What backward needs of a boundary the tape keeps; this handle would keep it until the
             // batch ends.
             x.close();
-            x =
-                    moe.get(layer)
-                            .forward(parameterStore, new NDList(between), training)
-                            .singletonOrThrow();
+            NDList hidden = new NDList(between);
+            if (inputs.size() == 2) {
+                hidden.add(mask(inputs.get(1), ids.getShape(), between.getShape()));
+            }
+            x = moe.get(layer).forward(parameterStore, hidden, training).singletonOrThrow();
             between.close();
         }
         Shape shape = new Shape(ids.getShape().get(0), sequence, config.hiddenSize());
         NDArray hidden = norm.forward(parameterStore, x, shape, training);
         x.close();
         return projection.forward(parameterStore, new NDList(hidden), training);
+    }
+
+    /** The mask in the shape of the hidden states without their last axis. */
+    private static NDArray mask(NDArray mask, Shape ids, Shape hidden) {
+        if (!mask.getShape().equals(ids)) {
+            throw new IllegalArgumentException(
+                    "The mask has the shape " + mask.getShape() + ", but the token ids " + ids);
+        }
+        return mask.reshape(hidden.slice(0, hidden.dimension() - 1));
     }
 
     @Override
@@ -184,6 +218,8 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
 
     /**
      * Returns the parameters by their Hugging Face names, with experts stacked, without adapters.
+     * Balancing bias and shared experts are among them; a Mixtral's checkpoint has no place for
+     * them, so save such a model with DJL.
      *
      * @return name to parameter, in the order of a checkpoint
      */
@@ -202,6 +238,15 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
             named.put(prefix + "mlp." + router.getName(), router);
             for (Parameter p : List.of(block.experts().gateUp(), block.experts().down())) {
                 named.put(prefix + "mlp." + p.getName(), p);
+            }
+            if (block.router().balanceBias() != null) {
+                Parameter bias = block.router().balanceBias();
+                named.put(prefix + "mlp." + bias.getName(), bias);
+            }
+            if (block.sharedExperts() != null) {
+                block.sharedExperts().weights().stream()
+                        .filter(Objects::nonNull)
+                        .forEach(p -> named.put(prefix + "mlp." + p.getName(), p));
             }
         }
         named.put("model.norm.weight", norm.weight());
@@ -229,6 +274,22 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
         return named;
     }
 
+    /**
+     * Returns the logits of masks that train, by name.
+     *
+     * @return name to parameter; empty without such masks
+     */
+    public Map<String, Parameter> maskParameters() {
+        Map<String, Parameter> named = new LinkedHashMap<>();
+        for (int layer = 0; layer < config.numLayers(); layer++) {
+            MaskLogits mask = moe.get(layer).router().mask();
+            if (mask != null) {
+                named.put(prefix(layer) + "mlp." + mask.logits().getName(), mask.logits());
+            }
+        }
+        return named;
+    }
+
     private static String prefix(int layer) {
         return "model.layers." + layer + ".";
     }
@@ -237,6 +298,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
     public Map<String, Parameter> namedParameters() {
         Map<String, Parameter> named = checkpointParameters();
         named.putAll(adapterParameters());
+        named.putAll(maskParameters());
         return named;
     }
 
@@ -246,5 +308,112 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
             inputShapes[0].add(config.hiddenSize()),
             new Shape(config.vocabSize(), config.hiddenSize())
         };
+    }
+
+    /** Builds a {@link MoeDecoder}. */
+    public static final class Builder {
+
+        private MoeConfig config;
+        private int chunkTokens = 4096;
+        private int maxChunks = 10;
+        private double balanceCoefficient;
+        private double zCoefficient;
+        private double biasUpdateRate;
+        private int sharedWidth;
+        private boolean sharedGate;
+
+        private Builder() {}
+
+        /**
+         * Sets the configuration.
+         *
+         * @param value sizes and constants
+         * @return this builder
+         */
+        public Builder setConfig(MoeConfig value) {
+            config = value;
+            return this;
+        }
+
+        /**
+         * Sets how many tokens a chunk of a MoE layer should have at most. Default: 4096.
+         *
+         * @param value c
+         * @return this builder
+         */
+        public Builder optChunkTokens(int value) {
+            chunkTokens = value;
+            return this;
+        }
+
+        /**
+         * Sets how many chunks a MoE layer has at most; where it binds, chunks grow. Default: 10.
+         *
+         * @param value the largest K
+         * @return this builder
+         */
+        public Builder optMaxChunks(int value) {
+            maxChunks = value;
+            return this;
+        }
+
+        /**
+         * Adds {@code coefficient * balance loss} of every layer to the objective. Default: 0.
+         *
+         * @param coefficient for instance 0.01
+         * @return this builder
+         */
+        public Builder optBalanceCoefficient(double coefficient) {
+            balanceCoefficient = coefficient;
+            return this;
+        }
+
+        /**
+         * Adds {@code coefficient * z-loss} of every layer to the objective. Default: 0.
+         *
+         * @param coefficient for instance 0.001
+         * @return this builder
+         */
+        public Builder optZCoefficient(double coefficient) {
+            zCoefficient = coefficient;
+            return this;
+        }
+
+        /**
+         * Balances every layer's load by a bias in the ranking alone. Default: 0, none.
+         *
+         * @param rate how far the bias moves a step, in probability; for instance 0.001
+         * @return this builder
+         */
+        public Builder optBiasUpdateRate(double rate) {
+            biasUpdateRate = rate;
+            return this;
+        }
+
+        /**
+         * Adds experts that every token goes to. Default: none.
+         *
+         * @param width their width together; 0 for none
+         * @param gated whether a sigmoid gate scales their output
+         * @return this builder
+         */
+        public Builder optSharedExperts(int width, boolean gated) {
+            sharedWidth = width;
+            sharedGate = gated;
+            return this;
+        }
+
+        /**
+         * Builds the decoder.
+         *
+         * @return the decoder, not initialized
+         * @throws IllegalArgumentException if the configuration is missing or a number senseless
+         */
+        public MoeDecoder build() {
+            if (config == null) {
+                throw new IllegalArgumentException("MoeDecoder needs a config: setConfig");
+            }
+            return new MoeDecoder(this);
+        }
     }
 }

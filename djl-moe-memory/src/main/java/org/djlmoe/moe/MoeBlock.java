@@ -10,13 +10,20 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.util.PairList;
-import org.djlmoe.autograd.RowSegment;
+import java.util.Collections;
+import java.util.List;
+import java.util.Optional;
+import org.djlmoe.autograd.Gradients;
 import org.djlmoe.autograd.Segment;
+import org.djlmoe.autograd.StepListener;
 import org.djlmoe.autograd.Tape;
 import org.djlmoe.dispatch.ChunkSchedule;
 import org.djlmoe.expert.Experts;
+import org.djlmoe.expert.SharedExperts;
 import org.djlmoe.kernel.NormKernels;
+import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.routing.Router;
+import org.djlmoe.routing.RoutingStatistics;
 
 /**
  * A Mixture-of-Experts feed-forward layer with bounded memory: {@code y = x + experts(norm(x))},
@@ -30,25 +37,47 @@ import org.djlmoe.routing.Router;
  *
  * <p>Bound above inputs, outputs and weights, whatever the router does: 2 I + H numbers forward and
  * 5 I + 2 H backward for each of {@code max(512, c k / E)} rows, with c tokens a chunk; and k ids
- * and weights a token with their order by expert.
+ * and weights a token with their order by expert. Shared experts run in the same memory; if they
+ * are wider than I, their width counts in place of I. No token is ever dropped.
+ *
+ * <p>Two losses keep the router in order, computed in every forward pass of training: the balance
+ * loss E * sum f_e P_e, with f_e the number of routes to expert e a token and P_e its mean
+ * probability, which is k if all is even; and the z-loss, the mean squared log-sum-exp of the
+ * logits. With a coefficient the block adds their gradients to those of the objective by itself:
+ * {@code coefficient * loss} once a forward pass, whatever the main loss is multiplied by, so
+ * divide a coefficient by the number of batches where a step accumulates several. {@link
+ * #statistics} tells their values. Or {@link Builder#optLossOutputs} hands them out, for a loss
+ * function of your own. Under DJL's trainer all this works as well; a coefficient costs one more
+ * backward through the network before each such block there.
+ *
+ * <p>Router and losses compute in F32, also for FLOAT16 inputs, whose output is FLOAT16 again.
  *
  * <ul>
- *   <li>input and output: [..., H]
+ *   <li>input: [..., H], and optionally a mask [...] with 0 for tokens (padding) that do not count
+ *       in losses, statistics and balancing; they pass through the layer like others
+ *   <li>output: [..., H]; with loss outputs also balance loss and z-loss, () each
  *   <li>parameters: {@code post_attention_layernorm.weight} [H] if there is a norm, those of {@link
- *       Router} and {@link Experts}
+ *       Router}, {@link Experts} and {@link SharedExperts}
  * </ul>
+ *
+ * <p>Source: W. Fedus et al., "Switch Transformers", arXiv 2101.03961, for the balance loss, in the
+ * form of Mixtral; B. Zoph et al., "ST-MoE", arXiv 2202.08906, for the z-loss.
  */
-public final class MoeBlock extends AbstractBlock {
+public final class MoeBlock extends AbstractBlock implements StepListener {
 
     private final int hidden;
     private final Parameter norm;
     private final Router router;
     private final Experts experts;
+    private final SharedExperts shared;
     private final double eps;
     private final boolean residual;
     private final int chunkTokens;
     private final int maxChunks;
+    private final boolean lossOutputs;
     private double balanceCoefficient;
+    private double zCoefficient;
+    private volatile RoutingStatistics statistics;
 
     private MoeBlock(Builder builder) {
         this.hidden = builder.hidden;
@@ -56,6 +85,9 @@ public final class MoeBlock extends AbstractBlock {
         this.residual = builder.residual;
         this.chunkTokens = builder.chunkTokens;
         this.maxChunks = builder.maxChunks;
+        this.lossOutputs = builder.lossOutputs;
+        setBalanceCoefficient(builder.balanceCoefficient);
+        setZCoefficient(builder.zCoefficient);
         this.norm =
                 builder.norm
                         ? addParameter(
@@ -73,13 +105,26 @@ public final class MoeBlock extends AbstractBlock {
                                 hidden,
                                 builder.experts,
                                 builder.topK,
-                                builder.renormalize,
-                                builder.initializerRange));
+                                builder.renormalize == null
+                                        ? builder.topK > 1
+                                        : builder.renormalize,
+                                builder.initializerRange,
+                                builder.biasUpdateRate));
         this.experts =
                 addChildBlock(
                         "experts",
                         new Experts(
                                 builder.experts, hidden, builder.inner, builder.initializerRange));
+        this.shared =
+                builder.sharedInner == 0
+                        ? null
+                        : addChildBlock(
+                                "shared",
+                                new SharedExperts(
+                                        hidden,
+                                        builder.sharedInner,
+                                        builder.sharedGate,
+                                        builder.initializerRange));
     }
 
     /**
@@ -119,25 +164,87 @@ public final class MoeBlock extends AbstractBlock {
     }
 
     /**
-     * Has backward add the gradient of a balance loss, {@code coefficient * E * sum f_e P_e} with
-     * f_e the number of routes to expert e a token and P_e the mean probability of e: it spreads
-     * the tokens over the experts. The loss itself is not part of what is reported. It takes a
-     * {@code BoundedTrainer}, and a main loss that is a mean.
+     * Returns the shared experts.
      *
-     * <p>Source: W. Fedus et al., "Switch Transformers", arXiv 2101.03961, as Mixtral applies it.
+     * @return the shared experts, or null without
+     */
+    public SharedExperts sharedExperts() {
+        return shared;
+    }
+
+    /**
+     * Sets the coefficient with which the balance loss is part of the objective.
      *
      * @param coefficient 0 for none
+     * @throws IllegalArgumentException if it is negative or not finite, or if the block hands its
+     *     losses out, which would count them twice
      */
     public void setBalanceCoefficient(double coefficient) {
+        balanceCoefficient = checked("balance coefficient", coefficient);
+    }
+
+    /**
+     * Sets the coefficient with which the z-loss is part of the objective.
+     *
+     * @param coefficient 0 for none
+     * @throws IllegalArgumentException as for {@link #setBalanceCoefficient}
+     */
+    public void setZCoefficient(double coefficient) {
+        zCoefficient = checked("z-loss coefficient", coefficient);
+    }
+
+    private double checked(String name, double coefficient) {
         if (!(coefficient >= 0) || Double.isInfinite(coefficient)) {
             throw new IllegalArgumentException(
-                    "The balance coefficient must be finite and not negative, not " + coefficient);
+                    "The " + name + " must be finite and not negative, not " + coefficient);
         }
-        balanceCoefficient = coefficient;
+        if (lossOutputs && coefficient > 0) {
+            throw new IllegalArgumentException(
+                    "The losses of this block are outputs, which your loss adds; a "
+                            + name
+                            + " would count one of them twice: leave it at 0");
+        }
+        return coefficient;
     }
 
     double balanceCoefficient() {
         return balanceCoefficient;
+    }
+
+    double zCoefficient() {
+        return zCoefficient;
+    }
+
+    boolean hasLossOutputs() {
+        return lossOutputs;
+    }
+
+    /**
+     * Returns what the router did in the last forward pass of training.
+     *
+     * @return the statistics; empty before the first
+     */
+    public Optional<RoutingStatistics> statistics() {
+        return Optional.ofNullable(statistics);
+    }
+
+    /** Takes a router's sums; those of a pass that will be repeated do not count for balancing. */
+    void report(double[] sums, boolean training, boolean counts) {
+        if (training) {
+            statistics = RoutingStatistics.of(sums);
+            if (counts) {
+                router.addLoad(statistics.routes());
+            }
+        }
+    }
+
+    /**
+     * Moves the router's balancing bias, if it has one. A {@code BoundedTrainer} calls this; under
+     * DJL's trainer call it after {@code trainer.step()}.
+     */
+    @Override
+    public void afterStep() {
+        router.updateBalanceBias();
     }
 
     double eps() {
@@ -171,48 +278,88 @@ public final class MoeBlock extends AbstractBlock {
             NDList inputs,
             boolean training,
             PairList<String, Object> params) {
-        NDArray x = inputs.singletonOrThrow();
+        NDArray x = inputs.head();
         Shape shape = x.getShape();
         if (shape.getLastDimension() != hidden) {
             throw new IllegalArgumentException(
                     "MoeBlock expects a last axis of " + hidden + ", got " + shape);
         }
-        Segment segment = new MoeSegment(this, parameterStore, training);
-        return Tape.apply(
-                shape.dimension() == 2 ? segment : new RowSegment(segment), new NDList(x));
+        boolean half = x.getDataType() == DataType.FLOAT16;
+        if (!half && x.getDataType() != DataType.FLOAT32) {
+            throw new IllegalArgumentException(
+                    "MoeBlock takes FLOAT32 or FLOAT16 inputs, not " + x.getDataType());
+        }
+        Segment segment = new MoeSegment(this, parameterStore, mask(inputs), training);
+        NDList outputs =
+                Tape.apply(segment, new NDList(half ? x.toType(DataType.FLOAT32, true) : x));
+        return half ? inHalf(outputs) : outputs;
     }
 
-    /** The layer from its parts, differentiable and unbounded. */
-    NDArray plain(ParameterStore parameterStore, NDArray x, boolean training) {
-        if (training && balanceCoefficient > 0) {
-            throw new IllegalStateException(
-                    "The balance loss of a MoeBlock needs a BoundedTrainer; set its coefficient to 0"
-                            + " to train without one");
+    private static NDArray mask(NDList inputs) {
+        if (inputs.size() == 1) {
+            return TorchKernels.nothing();
         }
-        NDArray h =
-                norm == null
-                        ? x
-                        : NormKernels.rmsNormPlain(
-                                x, parameterStore.getValue(norm, x.getDevice(), training), eps);
-        NDList chosen = router.forward(parameterStore, new NDList(h), training);
+        Shape shape = inputs.head().getShape();
+        NDArray mask = inputs.get(1);
+        if (inputs.size() > 2 || !mask.getShape().equals(shape.slice(0, shape.dimension() - 1))) {
+            throw new IllegalArgumentException(
+                    "MoeBlock takes hidden states [..., H] and a mask [...], got " + inputs);
+        }
+        return mask;
+    }
+
+    private static NDList inHalf(NDList outputs) {
+        NDList result = new NDList(outputs.head().toType(DataType.FLOAT16, true));
+        result.addAll(outputs.subNDList(1));
+        return result;
+    }
+
+    NDArray normedPlain(ParameterStore parameterStore, NDArray x, boolean training) {
+        return norm == null
+                ? x
+                : NormKernels.rmsNormPlain(
+                        x, parameterStore.getValue(norm, x.getDevice(), training), eps);
+    }
+
+    /** The layer behind the router from its parts, differentiable and unbounded. */
+    NDArray expertsPlain(
+            ParameterStore parameterStore, NDArray x, NDArray h, NDList chosen, boolean training) {
         NDArray y =
                 experts.forward(
                                 parameterStore,
                                 new NDList(h, chosen.get(0), chosen.get(1)),
                                 training)
                         .singletonOrThrow();
+        if (shared != null) {
+            y = y.add(shared.forward(parameterStore, new NDList(h), training).head());
+        }
         return residual ? x.add(y) : y;
+    }
+
+    /** Adds the gradients of the losses without the tape, at once. */
+    void addLosses(NDList losses) {
+        Gradients.add(losses.get(0).mul(balanceCoefficient).add(losses.get(1).mul(zCoefficient)));
+    }
+
+    /** Parameters in the order of the kernels, null for absent ones. */
+    List<Parameter> sharedWeights() {
+        return shared == null ? Collections.nCopies(3, null) : shared.weights();
     }
 
     @Override
     protected void initializeChildBlocks(NDManager manager, DataType dataType, Shape... shapes) {
         router.initialize(manager, dataType, new Shape(-1, hidden));
         experts.initialize(manager, dataType, new Shape(-1, hidden));
+        if (shared != null) {
+            shared.initialize(manager, dataType, new Shape(-1, hidden));
+        }
     }
 
     @Override
     public Shape[] getOutputShapes(Shape[] inputShapes) {
-        return new Shape[] {inputShapes[0]};
+        return lossOutputs
+                ? new Shape[] {inputShapes[0], new Shape(), new Shape()}
+                : new Shape[] {inputShapes[0]};
     }
 
     /** Builds a {@link MoeBlock}. */
@@ -225,7 +372,13 @@ public final class MoeBlock extends AbstractBlock {
         private boolean norm;
         private double eps = 1e-5;
         private boolean residual;
-        private boolean renormalize = true;
+        private Boolean renormalize;
+        private double balanceCoefficient;
+        private double zCoefficient;
+        private boolean lossOutputs;
+        private double biasUpdateRate;
+        private int sharedInner;
+        private boolean sharedGate;
         private double initializerRange = 0.02;
         private int chunkTokens = 4096;
         private int maxChunks = 10;
@@ -300,13 +453,72 @@ public final class MoeBlock extends AbstractBlock {
         }
 
         /**
-         * Sets whether the combine weights of a token are divided by their sum. Default: true.
+         * Sets whether the combine weights of a token are divided by their sum. Default: true for k
+         * above 1. A single weight divided by itself is 1 and the router learns nothing from it.
          *
          * @param value whether they are
          * @return this builder
          */
         public Builder optRenormalize(boolean value) {
             renormalize = value;
+            return this;
+        }
+
+        /**
+         * Adds {@code coefficient * balance loss} to the objective. Default: 0.
+         *
+         * @param coefficient for instance 0.01
+         * @return this builder
+         */
+        public Builder optBalanceCoefficient(double coefficient) {
+            balanceCoefficient = coefficient;
+            return this;
+        }
+
+        /**
+         * Adds {@code coefficient * z-loss} to the objective. Default: 0.
+         *
+         * @param coefficient for instance 0.001
+         * @return this builder
+         */
+        public Builder optZCoefficient(double coefficient) {
+            zCoefficient = coefficient;
+            return this;
+        }
+
+        /**
+         * Sets whether balance loss and z-loss are outputs beside the hidden states, for a loss of
+         * your own to add. Default: false.
+         *
+         * @param value whether they are
+         * @return this builder
+         */
+        public Builder optLossOutputs(boolean value) {
+            lossOutputs = value;
+            return this;
+        }
+
+        /**
+         * Balances the load by a bias in the ranking alone, see {@link Router}. Default: 0, none.
+         *
+         * @param rate u, how far the bias moves a step, in probability; for instance 0.001
+         * @return this builder
+         */
+        public Builder optBiasUpdateRate(double rate) {
+            biasUpdateRate = rate;
+            return this;
+        }
+
+        /**
+         * Adds experts that every token goes to, see {@link SharedExperts}. Default: none.
+         *
+         * @param width S, their width together; 0 for none
+         * @param gated whether a sigmoid gate scales their output
+         * @return this builder
+         */
+        public Builder optSharedExperts(int width, boolean gated) {
+            sharedInner = width;
+            sharedGate = gated;
             return this;
         }
 
@@ -357,6 +569,11 @@ public final class MoeBlock extends AbstractBlock {
             positive("topK", topK);
             positive("chunkTokens", chunkTokens);
             positive("maxChunks", maxChunks);
+            if (sharedInner < 0) {
+                throw new IllegalArgumentException(
+                        "The width of shared experts must be positive, or 0 for none, not "
+                                + sharedInner);
+            }
             return new MoeBlock(this);
         }
 

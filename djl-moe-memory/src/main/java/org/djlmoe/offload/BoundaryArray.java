@@ -6,6 +6,7 @@ import ai.djl.ndarray.NDScope;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.engine.PtNDManager;
 import org.djlmoe.autograd.GradMode;
+import org.djlmoe.autograd.WorkerThread;
 import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.kernel.TorchKernels;
 
@@ -83,7 +84,7 @@ final class BoundaryArray extends PtNDArray {
 
     private void restore() {
         NDArray plain =
-                TierThread.await(
+                WorkerThread.await(
                         stored.fetch(getManager()), "a boundary was being read from its tier");
         // The history must be there whatever mode the reader is in.
         try (plain;

@@ -12,6 +12,7 @@ import java.util.Set;
 import java.util.concurrent.Future;
 import java.util.function.Consumer;
 import org.djlmoe.autograd.BoundaryPolicy;
+import org.djlmoe.autograd.WorkerThread;
 import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.tier.SlotTier;
 
@@ -34,7 +35,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
 
     private final NDManager manager;
     private final SlotPool pool;
-    private final TierThread thread;
+    private final WorkerThread thread;
     private final long minBytes;
     private final Consumer<OffloadStatistics> atEnd;
 
@@ -54,7 +55,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
     OffloadSession(
             NDManager manager,
             SlotPool pool,
-            TierThread thread,
+            WorkerThread thread,
             long minBytes,
             Consumer<OffloadStatistics> atEnd) {
         this.manager = manager;
@@ -137,11 +138,11 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
 
     private <T> T timed(Future<T> job, String doing) {
         if (job.isDone()) {
-            return TierThread.await(job, doing);
+            return WorkerThread.await(job, doing);
         }
         long start = System.nanoTime();
         try {
-            return TierThread.await(job, doing);
+            return WorkerThread.await(job, doing);
         } finally {
             waitNanos += System.nanoTime() - start;
         }
@@ -206,7 +207,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
         }
         closed = true;
         if (write != null) {
-            TierThread.settle(write);
+            WorkerThread.settle(write);
             boolean failed = !succeeded(write);
             write = null;
             if (failed) {
@@ -223,7 +224,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
 
     private static boolean succeeded(Future<?> job) {
         try {
-            TierThread.await(job, "closing");
+            WorkerThread.await(job, "closing");
             return true;
         } catch (RuntimeException | Error e) {
             return false;
@@ -326,7 +327,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
 
         private void abandonFetch() {
             if (fetch != null) {
-                TierThread.settle(fetch);
+                WorkerThread.settle(fetch);
                 fetch = null;
                 letGo();
             }
@@ -349,7 +350,7 @@ final class OffloadSession implements BoundaryPolicy.Session, BoundaryArray.Late
         /** Frees memory and slot; what the caller holds keeps its values. */
         void release() {
             if (writing.contains(this)) {
-                TierThread.settle(write);
+                WorkerThread.settle(write);
                 if (succeeded(write)) {
                     finishWrite(List.of());
                 } else {

@@ -9,6 +9,7 @@ import java.nio.file.Path;
 import java.util.function.Supplier;
 import org.djlmoe.autograd.BoundaryPolicy;
 import org.djlmoe.autograd.BoundedTrainer;
+import org.djlmoe.autograd.WorkerThread;
 import org.djlmoe.tier.FileTier;
 import org.djlmoe.tier.HostTier;
 import org.djlmoe.tier.SlotTier;
@@ -59,7 +60,7 @@ public final class SelectiveCheckpointOffload extends TrainingListenerAdapter {
     private final Supplier<SlotTier> tiers;
     private BoundedTrainer trainer;
     private SlotPool pool;
-    private TierThread thread;
+    private WorkerThread thread;
     private OffloadStatistics lastSession = new OffloadStatistics(0, 0, 0, 0);
 
     private SelectiveCheckpointOffload(Builder builder) {
@@ -110,7 +111,7 @@ public final class SelectiveCheckpointOffload extends TrainingListenerAdapter {
         }
         trainer = (BoundedTrainer) begun;
         pool = new SlotPool(tier, budget);
-        thread = new TierThread();
+        thread = new WorkerThread("boundary-offload");
         trainer.setBoundaryPolicy(this::open);
     }
 

@@ -7,6 +7,7 @@ import ai.djl.ndarray.NDScope;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.concurrent.Future;
+import org.djlmoe.autograd.WorkerThread;
 import org.djlmoe.tier.SlotTier;
 
 /**
@@ -16,14 +17,14 @@ import org.djlmoe.tier.SlotTier;
 final class StoredBoundary {
 
     private final SlotPool pool;
-    private final TierThread thread;
+    private final WorkerThread thread;
     private final SlotTier.Slot slot;
     private final Shape shape;
     private final DataType type;
     private final Device device;
     private int holders = 1;
 
-    StoredBoundary(SlotPool pool, TierThread thread, SlotTier.Slot slot, NDArray array) {
+    StoredBoundary(SlotPool pool, WorkerThread thread, SlotTier.Slot slot, NDArray array) {
         this.pool = pool;
         this.thread = thread;
         this.slot = slot;

@@ -2,7 +2,6 @@ package org.djlmoe.optimizer;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
@@ -16,6 +15,9 @@ final class AdamWKernels {
 
     /** Elements that are widened to 64 bits at a time when squares are summed: 1 MB. */
     private static final long CHUNK = 1L << 17;
+
+    /** PyTorch's number for bfloat16. */
+    private static final double BF16 = 15;
 
     private final TorchKernels kernels;
 
@@ -57,19 +59,18 @@ final class AdamWKernels {
 
     private void tryOut() {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
-            NDList x = new NDList();
-            for (int i = 0; i < 4; i++) {
-                x.add(manager.ones(new Shape(1)));
-            }
+            long[] zero = {0};
+            long[] one = {1};
             Slabs slabs =
                     new Slabs(
-                            List.of(x.get(0)),
-                            List.of(x.get(1)),
-                            new long[] {0},
-                            new long[] {0},
-                            new long[] {1},
-                            new long[] {1});
-            update(slabs, x.get(2), x.get(3), new Rule(0, 0.9, 0.999, 1e-8, 0, 0, 2));
+                            List.of(manager.ones(new Shape(1))),
+                            List.of(manager.ones(new Shape(1))),
+                            zero,
+                            zero,
+                            one,
+                            one);
+            State state = new State(manager.ones(new Shape(2)), 1, false);
+            update(slabs, state, TorchKernels.nothing(), new Rule(0, 0.9, 0.999, 1e-8, 0, 0, 2));
         }
     }
 
@@ -86,8 +87,14 @@ final class AdamWKernels {
             long[] step) {}
 
     /**
+     * The state of one bucket in a row, F32: exp_avg, exp_avg_sq and, where weights are of half
+     * precision, their masters, each of {@code elements}.
+     */
+    record State(NDArray array, long elements, boolean master) {}
+
+    /**
      * The numbers of an update. A gradient is first clipped to [-limit, limit], if limit is above
-     * 0, then divided by divisor; both change it in place.
+     * 0, then divided by divisor; both may change it in place.
      */
     record Rule(
             double learningRate,
@@ -98,13 +105,20 @@ final class AdamWKernels {
             double limit,
             double divisor) {}
 
-    void update(Slabs slabs, NDArray expAvg, NDArray expAvgSq, Rule rule) {
+    /**
+     * Updates slabs.
+     *
+     * @param scratch F32, as long as the bucket if a gradient is of half precision
+     */
+    void update(Slabs slabs, State state, NDArray scratch, Rule rule) {
         kernels.run(
                 "update",
                 slabs.weights,
                 slabs.gradients,
-                expAvg,
-                expAvgSq,
+                state.array,
+                state.elements,
+                state.master,
+                scratch,
                 slabs.start,
                 slabs.offset,
                 slabs.length,
@@ -116,6 +130,50 @@ final class AdamWKernels {
                 rule.decay,
                 rule.limit,
                 rule.divisor);
+    }
+
+    /** Multiplies weights by a factor and leaves their running means. */
+    void shrink(Slabs slabs, State state, double factor) {
+        kernels.run(
+                "shrink",
+                slabs.weights,
+                state.array,
+                state.elements,
+                state.master,
+                slabs.start,
+                slabs.offset,
+                slabs.length,
+                factor);
+    }
+
+    /** Copies elements [first, last) of each part of a bucket's state. */
+    void move(NDArray target, State source, long first, long last) {
+        kernels.run(
+                "move", target, source.array, source.elements, source.master ? 3 : 2, first, last);
+    }
+
+    /** A type of elements that a weight or a gradient may have. */
+    enum Precision {
+        F32,
+        HALF,
+        OTHER
+    }
+
+    /** Tells BF16 as well, which DJL does not know here. */
+    Precision precision(NDArray array) {
+        switch (array.getDataType()) {
+            case FLOAT32:
+                return Precision.F32;
+            case FLOAT16:
+            case BFLOAT16:
+                return Precision.HALF;
+            case UNKNOWN:
+                return kernels.callDouble("type_code", array) == BF16
+                        ? Precision.HALF
+                        : Precision.OTHER;
+            default:
+                return Precision.OTHER;
+        }
     }
 
     /**

@@ -4,18 +4,21 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
 import java.util.Collections;
-import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.djlmoe.optimizer.BucketLayout.Slab;
 import org.djlmoe.optimizer.StateBuckets.Bucket;
+import org.djlmoe.optimizer.StateBuckets.Need;
+import org.djlmoe.optimizer.StateBuckets.Part;
 import org.djlmoe.optimizer.StateBuckets.Place;
 
 /**
- * The state of an optimizer by parameter path, to be saved and loaded: how often a parameter has
- * been updated, and the running means of its gradient ({@code exp_avg}) and of its square ({@code
- * exp_avg_sq}), both of the parameter's shape, 32-bit floats.
+ * The state of an optimizer by parameter path, to be saved and loaded: how often a parameter, or
+ * each expert of a stacked one, has been updated, the running means of its gradient ({@code
+ * exp_avg}) and of its square ({@code exp_avg_sq}) and, for weights of half precision, the 32-bit
+ * master weight; all of the parameter's shape, 32-bit floats.
  *
  * <p>Parameters are read and written in runs of elements of any length, so that no more than one
  * run need be in memory besides the state itself. A view of the optimizer, not a copy: use it
@@ -48,21 +51,42 @@ public final class AdamWState {
      * @throws IllegalArgumentException if the parameter has no state
      */
     public Shape shape(String path) {
-        return entry(path).shape();
+        return entry(path).shape;
     }
 
     /**
-     * Returns how often a parameter has been updated.
+     * Returns whether there is a master weight: the weight itself is of half precision.
      *
      * @param path the parameter
-     * @return the number of updates; 0 for a parameter without elements
+     * @return true if {@link #readMaster} has something to read
+     * @throws IllegalArgumentException if the parameter has no state
+     */
+    public boolean hasMaster(String path) {
+        return entry(path).master;
+    }
+
+    /**
+     * Returns how often a parameter has been updated; of a stacked one, its most often updated
+     * expert.
+     *
+     * @param path the parameter
+     * @return the number of updates
      * @throws IllegalArgumentException if the parameter has no state
      */
     public long step(String path) {
-        List<Place> places = entry(path).places();
-        return places.isEmpty()
-                ? 0
-                : buckets.bucket(places.get(0).bucket()).steps[places.get(0).index()];
+        return Arrays.stream(entry(path).steps()).max().orElse(0);
+    }
+
+    /**
+     * Returns how often a parameter has been updated, expert by expert if they are counted by
+     * themselves.
+     *
+     * @param path the parameter
+     * @return one number, or one an expert, the first axis of the parameter
+     * @throws IllegalArgumentException if the parameter has no state
+     */
+    public long[] steps(String path) {
+        return entry(path).steps().clone();
     }
 
     /**
@@ -74,9 +98,7 @@ public final class AdamWState {
      * @throws IllegalArgumentException if the parameter has no state
      */
     public NDArray expAvg(NDManager manager, String path) {
-        NDArray copy = manager.zeros(shape(path), DataType.FLOAT32);
-        transfer(path, 0, copy, true, true);
-        return copy;
+        return copy(manager, path, Part.EXP_AVG);
     }
 
     /**
@@ -88,8 +110,12 @@ public final class AdamWState {
      * @throws IllegalArgumentException if the parameter has no state
      */
     public NDArray expAvgSq(NDManager manager, String path) {
+        return copy(manager, path, Part.EXP_AVG_SQ);
+    }
+
+    private NDArray copy(NDManager manager, String path, Part part) {
         NDArray copy = manager.zeros(shape(path), DataType.FLOAT32);
-        transfer(path, 0, copy, false, true);
+        transfer(path, 0, copy, part, true);
         return copy;
     }
 
@@ -103,13 +129,25 @@ public final class AdamWState {
      * @throws IllegalArgumentException if the parameter has no state or fewer elements
      */
     public void read(String path, long start, NDArray expAvg, NDArray expAvgSq) {
-        transfer(path, start, expAvg, true, true);
-        transfer(path, start, expAvgSq, false, true);
+        transfer(path, start, expAvg, Part.EXP_AVG, true);
+        transfer(path, start, expAvgSq, Part.EXP_AVG_SQ, true);
     }
 
     /**
-     * Makes room for a parameter and sets how often it has been updated. The running means are left
-     * as they are, zero at first.
+     * Reads a run of elements of the master weight.
+     *
+     * @param path a parameter that {@link #hasMaster has a master}
+     * @param start the first element, counted in the flattened parameter
+     * @param master filled with as many elements as it has
+     * @throws IllegalArgumentException if the parameter has no master or fewer elements
+     */
+    public void readMaster(String path, long start, NDArray master) {
+        transfer(path, start, master, Part.MASTER, true);
+    }
+
+    /**
+     * Makes room for a parameter with a 32-bit weight and sets how often it has been updated. The
+     * running means are left as they are, zero at first.
      *
      * @param path the parameter
      * @param shape its shape
@@ -117,13 +155,40 @@ public final class AdamWState {
      * @throws IllegalStateException if there is state of another shape for the parameter
      */
     public void define(String path, Shape shape, long step) {
-        if (step < 0) {
-            throw new IllegalArgumentException(path + ": the step count " + step + " is negative");
+        define(path, shape, new long[] {step}, false);
+    }
+
+    /**
+     * Makes room for a parameter and sets how often it has been updated. What it holds is left as
+     * it is, zero at first; a master is written before the next step.
+     *
+     * @param path the parameter
+     * @param shape its shape
+     * @param steps the number of updates, or one for each expert, the first axis of the shape
+     * @param master whether the weight is of half precision and has a master
+     * @throws IllegalArgumentException if a number is negative, or their count is neither 1 nor the
+     *     first axis
+     * @throws IllegalStateException if there is state of another shape, or without a master, for
+     *     the parameter
+     */
+    public void define(String path, Shape shape, long[] steps, boolean master) {
+        if (steps.length != 1 && (shape.dimension() == 0 || steps.length != shape.get(0))) {
+            throw new IllegalArgumentException(
+                    path
+                            + ": "
+                            + steps.length
+                            + " step counts for the shape "
+                            + shape
+                            + "; there is one, or one an expert");
         }
-        buckets.ensure(Map.of(path, shape));
-        for (Place place : entry(path).places()) {
-            buckets.bucket(place.bucket()).steps[place.index()] = step;
+        for (long step : steps) {
+            if (step < 0) {
+                throw new IllegalArgumentException(
+                        path + ": the step count " + step + " is negative");
+            }
         }
+        buckets.ensure(Map.of(path, new Need(shape, master)));
+        entry(path).setSteps(steps);
     }
 
     /**
@@ -136,31 +201,50 @@ public final class AdamWState {
      * @throws IllegalArgumentException if the parameter has no state or fewer elements
      */
     public void write(String path, long start, NDArray expAvg, NDArray expAvgSq) {
-        transfer(path, start, expAvg, true, false);
-        transfer(path, start, expAvgSq, false, false);
+        transfer(path, start, expAvg, Part.EXP_AVG, false);
+        transfer(path, start, expAvgSq, Part.EXP_AVG_SQ, false);
     }
 
-    private void transfer(String path, long start, NDArray array, boolean mean, boolean out) {
+    /**
+     * Writes a run of elements of the master weight. The weight follows with its next update.
+     *
+     * @param path a parameter that {@link #hasMaster has a master}
+     * @param start the first element, counted in the flattened parameter
+     * @param master the elements
+     * @throws IllegalArgumentException if the parameter has no master or fewer elements
+     */
+    public void writeMaster(String path, long start, NDArray master) {
+        transfer(path, start, master, Part.MASTER, false);
+    }
+
+    private void transfer(String path, long start, NDArray array, Part part, boolean out) {
         StateBuckets.Entry entry = entry(path);
         long end = start + array.size();
         if (array.getDataType() != DataType.FLOAT32) {
             throw new IllegalArgumentException(
                     path + ": the state is FLOAT32, not " + array.getDataType());
         }
-        if (start < 0 || end > entry.shape().size()) {
+        if (part == Part.MASTER && !entry.master) {
+            throw new IllegalArgumentException(path + " has no master weight");
+        }
+        if (start < 0 || end > entry.shape.size()) {
             throw new IllegalArgumentException(
                     String.format(
                             "%s has %d elements, so [%d, %d) is no part of it",
-                            path, entry.shape().size(), start, end));
+                            path, entry.shape.size(), start, end));
         }
-        for (Place place : entry.places()) {
+        for (Place place : entry.places) {
             Bucket bucket = buckets.bucket(place.bucket());
             Slab slab = bucket.slabs.get(place.index());
             long from = Math.max(start, slab.start());
             long length = Math.min(end, slab.start() + slab.length()) - from;
             if (length > 0) {
-                NDArray state = mean ? bucket.expAvg : bucket.expAvgSq;
-                long inBucket = slab.offset() + from - slab.start();
+                NDArray state = bucket.state.array();
+                long inBucket =
+                        part.ordinal() * bucket.state.elements()
+                                + slab.offset()
+                                + from
+                                - slab.start();
                 if (out) {
                     kernels.copy(array, from - start, state, inBucket, length);
                 } else {

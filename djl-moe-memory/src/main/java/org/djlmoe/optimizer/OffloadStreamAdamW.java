@@ -1,13 +1,19 @@
 package org.djlmoe.optimizer;
 
+import ai.djl.Device;
 import ai.djl.Model;
+import ai.djl.metric.Metrics;
+import ai.djl.metric.Unit;
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
+import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListener;
+import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
 import java.lang.ref.Cleaner;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -22,10 +28,12 @@ import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.Gradients;
 import org.djlmoe.autograd.ParameterPaths;
 import org.djlmoe.autograd.StepOptimizer;
+import org.djlmoe.optimizer.AdamWKernels.Precision;
 import org.djlmoe.optimizer.BucketLayout.Slab;
-import org.djlmoe.optimizer.StateBuckets.Bucket;
+import org.djlmoe.optimizer.StateBuckets.Need;
 import org.djlmoe.optimizer.StateBuckets.Place;
 import org.djlmoe.tier.HostTier;
+import org.djlmoe.tier.MappedFileTier;
 import org.djlmoe.tier.Tier;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -46,8 +54,17 @@ import org.slf4j.LoggerFactory;
  * <p>This is not what DJL's {@code AdamW} does, which has one step count for all parameters, adds
  * epsilon to the uncorrected root and clips values from above only.
  *
- * <p>Memory: 8 bytes an element in the tier. The update runs where the state lies and makes no
- * copies; the buckets bound what an update ever has to hold of it elsewhere.
+ * <p>Memory: 8 bytes an element in the tier. On the CPU the update runs where the state lies, in
+ * memory or in mapped files ({@link Builder#optFileTier}), and makes no copies. On a GPU, or with
+ * {@link Builder#optStaged}, buckets pass through two staging buffers: one is updated while the
+ * other is written back and filled again.
+ *
+ * <p>Weights of half precision (F16, BF16) have a 32-bit master in the tier, 12 bytes an element in
+ * all; the master is updated and rounded into the weight. Their gradients may be of half precision
+ * or of 32 bits; the former are widened, a bucket at a time, in one more buffer. What changes such
+ * a weight from outside is lost with its next update.
+ *
+ * <p>Bound of all buffers, with buckets of beta elements: 2 x 16 x beta bytes.
  *
  * <p>It works under {@code BoundedTrainer} and under DJL's trainer. DJL's hands over one gradient
  * at a time, so what depends on all of them, the global norm and leaving out a whole step, needs
@@ -55,8 +72,9 @@ import org.slf4j.LoggerFactory;
  * that is handed to {@link #update} as a gradient may be changed. A parameter that no gradient has
  * reached is left as it is.
  *
- * <p>When not to use it: weights are 32-bit floats on the CPU here, on one device; everything else
- * is refused.
+ * <p>When not to use it: weights are floats of 16 or 32 bits on one device; everything else is
+ * refused. The path for GPUs is the one that {@code optStaged} takes on the CPU, and is untested
+ * there.
  *
  * <p>Source: I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", arXiv
  * 1711.05101.
@@ -78,7 +96,11 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     private final Supplier<Block> block;
     private final AdamWKernels kernels;
     private final StateBuckets buckets;
+    private final BucketPipeline pipeline;
+    private final IdleExperts idle;
+    private final ExpertLoad load;
     private final Cleaner.Cleanable cleanable;
+    private boolean closed;
 
     /** Paths by DJL's ids, learned from the block at the first id that is not in it. */
     private final Map<String, String> paths = new HashMap<>();
@@ -94,7 +116,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     private double globalNorm = Double.NaN;
 
     /** What holds for a whole step: its number, and how gradients are scaled, or that it's left. */
-    private record Decision(int number, double divisor, boolean skip) {}
+    private record Decision(
+            int number, double divisor, boolean skip, Map<String, long[]> expertLoad) {}
 
     private OffloadStreamAdamW(Builder builder, AdamWKernels kernels) {
         super(builder);
@@ -109,18 +132,48 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         groups = builder.groups;
         block = builder.block;
         this.kernels = kernels;
-        Tier tier = builder.tier == null ? new HostTier() : builder.tier;
+        Tier tier = builder.tier;
+        if (tier == null) {
+            tier =
+                    builder.directory == null
+                            ? new HostTier()
+                            : new MappedFileTier(builder.directory);
+        }
         buckets = new StateBuckets(tier, builder.bucketElements);
+        pipeline = new BucketPipeline(tier, kernels, builder.staged);
+        idle = builder.idle;
+        load = builder.load;
         // DJL never closes an optimizer, so a program that only swapped the class would leak.
-        cleanable = CLEANER.register(this, builder.tier == null ? tier::close : () -> {});
+        cleanable =
+                CLEANER.register(this, new Release(pipeline, builder.tier == null ? tier : null));
+    }
+
+    /** Must not know the optimizer, or it would keep it alive. */
+    private record Release(BucketPipeline pipeline, Tier owned) implements Runnable {
+        @Override
+        public void run() {
+            pipeline.close();
+            if (owned != null) {
+                owned.close();
+            }
+        }
+    }
+
+    private void requireOpen() {
+        if (closed) {
+            throw new IllegalStateException(
+                    "This optimizer is closed and its state is gone; build a new one");
+        }
     }
 
     @Override
     public void step(List<Slot> parameters) {
+        requireOpen();
         if (parameters.isEmpty()) {
             return;
         }
         try (GradMode off = GradMode.off()) {
+            checkDevices(parameters);
             parameters.forEach(slot -> check(slot.path(), slot.weight(), slot.gradient()));
             Map<String, NDArray> gradients = new LinkedHashMap<>();
             parameters.forEach(slot -> gradients.put(slot.path(), slot.gradient()));
@@ -144,6 +197,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      */
     @Override
     public void update(String parameterId, NDArray weight, NDArray gradient) {
+        requireOpen();
         try (GradMode off = GradMode.off()) {
             String path = path(parameterId);
             check(path, weight, gradient);
@@ -264,40 +318,162 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             // The superclass counts per id and keeps the highest, from optBeginNumUpdate on.
             updates = updateCount("step");
         }
-        decision = new Decision(updates, divisor, skip);
+        // Also of a step that is left out: its tokens are no tokens of the next.
+        decision = new Decision(updates, divisor, skip, load == null ? Map.of() : load.take());
+        pipeline.beginStep();
     }
 
     private double unscaledLimit() {
         return clipValue > 0 ? clipValue / Math.abs(rescaleGrad) : 0;
     }
 
-    /** Slabs of one bucket that have the same learning rate and decay. */
-    private record Group(double learningRate, double decay) {}
+    /** Slabs of one bucket that are updated alike. */
+    private record Group(double learningRate, double decay, boolean idle) {}
+
+    /** A run of elements of one parameter, all with the same count of updates. */
+    private record Run(Slot slot, long start, long offset, long length, long step) {}
+
+    /** What is to be done in one bucket. */
+    private static final class Work {
+
+        final Map<Group, List<Run>> groups = new LinkedHashMap<>();
+        long first = Long.MAX_VALUE;
+        long last;
+
+        void add(Group group, Run run) {
+            groups.computeIfAbsent(group, k -> new ArrayList<>()).add(run);
+            first = Math.min(first, run.offset);
+            last = Math.max(last, run.offset + run.length);
+        }
+    }
 
     private void apply(List<Slot> parameters) {
-        Map<String, Shape> shapes = new LinkedHashMap<>();
+        Map<String, Need> needs = new LinkedHashMap<>();
         Map<String, Slot> slots = new HashMap<>();
-        Map<String, Group> groupOf = new HashMap<>();
         for (Slot slot : parameters) {
-            String path = slot.path();
-            shapes.put(path, slot.weight().getShape());
-            slots.put(path, slot);
-            groupOf.put(path, group(path, slot.weight().getShape().dimension()));
+            boolean half = kernels.precision(slot.weight()) == Precision.HALF;
+            needs.put(slot.path(), new Need(slot.weight().getShape(), half));
+            slots.put(slot.path(), slot);
         }
-        buckets.ensure(shapes);
-        TreeMap<Integer, Map<Group, List<Integer>>> work = new TreeMap<>();
-        for (String path : shapes.keySet()) {
-            for (Place place : buckets.entries().get(path).places()) {
-                work.computeIfAbsent(place.bucket(), k -> new LinkedHashMap<>())
-                        .computeIfAbsent(groupOf.get(path), k -> new ArrayList<>())
-                        .add(place.index());
+        // Asked for everything that can go wrong before anything changes.
+        Map<String, Group> groupOf = new HashMap<>();
+        needs.forEach(
+                (path, need) -> {
+                    groupOf.put(path, group(path, need.shape().dimension()));
+                    checkLoad(path, need.shape());
+                });
+        for (String path : buckets.ensure(needs)) {
+            if (needs.get(path).master()) {
+                fillMaster(path, slots.get(path).weight());
             }
         }
+        TreeMap<Integer, Work> work = new TreeMap<>();
+        for (String path : needs.keySet()) {
+            StateBuckets.Entry entry = buckets.entries().get(path);
+            boolean[] active = count(path, entry);
+            for (Place place : entry.places) {
+                Slab slab = buckets.bucket(place.bucket()).slabs.get(place.index());
+                Work here = work.computeIfAbsent(place.bucket(), k -> new Work());
+                cut(slab, entry, active, groupOf.get(path), slots.get(path), here);
+            }
+        }
+        work.values().removeIf(here -> here.groups.isEmpty());
+        if (!work.isEmpty()) {
+            run(work, parameters.get(0).weight().getDevice());
+        }
+    }
+
+    private void run(TreeMap<Integer, Work> work, Device device) {
+        List<BucketPipeline.Job> jobs = new ArrayList<>();
+        Map<StateBuckets.Bucket, Work> byBucket = new HashMap<>();
         work.forEach(
-                (number, parts) ->
-                        parts.forEach(
-                                (group, indices) ->
-                                        update(buckets.bucket(number), indices, group, slots)));
+                (number, here) -> {
+                    StateBuckets.Bucket bucket = buckets.bucket(number);
+                    byBucket.put(bucket, here);
+                    jobs.add(new BucketPipeline.Job(bucket, here.first, here.last));
+                });
+        // DJL's trainer asks for one parameter at a time, in the same order each step.
+        int following = (work.lastKey() + 1) % buckets.count();
+        pipeline.run(
+                jobs,
+                work.containsKey(following) ? null : buckets.bucket(following),
+                device,
+                (job, state) ->
+                        byBucket.get(job.bucket())
+                                .groups
+                                .forEach((group, runs) -> update(group, runs, state, device)));
+    }
+
+    private void fillMaster(String path, NDArray weight) {
+        for (Place place : buckets.entries().get(path).places) {
+            StateBuckets.Bucket bucket = buckets.bucket(place.bucket());
+            Slab slab = bucket.slabs.get(place.index());
+            kernels.copy(
+                    bucket.state.array(),
+                    2 * bucket.state.elements() + slab.offset(),
+                    weight,
+                    slab.start(),
+                    slab.length());
+        }
+    }
+
+    private void checkLoad(String path, Shape shape) {
+        long[] tokens = decision.expertLoad.get(path);
+        if (tokens != null && (shape.dimension() == 0 || shape.get(0) != tokens.length)) {
+            throw new IllegalArgumentException(
+                    "The expert load of "
+                            + path
+                            + " is of "
+                            + tokens.length
+                            + " experts, but its shape is "
+                            + shape);
+        }
+    }
+
+    /** Counts an update of all experts that had tokens, and returns which those are. */
+    private boolean[] count(String path, StateBuckets.Entry entry) {
+        long[] tokens = decision.expertLoad.get(path);
+        if (tokens != null) {
+            entry.countByExpert(tokens.length);
+        }
+        long[] steps = entry.steps();
+        boolean[] active = new boolean[steps.length];
+        for (int i = 0; i < steps.length; i++) {
+            active[i] = tokens == null || tokens[i] > 0;
+            steps[i] += active[i] ? 1 : 0;
+        }
+        return active;
+    }
+
+    /** Cuts a slab at the borders of experts, as far as they are to be updated differently. */
+    private void cut(
+            Slab slab,
+            StateBuckets.Entry entry,
+            boolean[] active,
+            Group group,
+            Slot slot,
+            Work work) {
+        long[] steps = entry.steps();
+        long unit = entry.shape.size() / steps.length;
+        long end = slab.start() + slab.length();
+        for (long at = slab.start(); at < end; ) {
+            int expert = (int) (at / unit);
+            int next = expert + 1;
+            while (next < steps.length
+                    && active[next] == active[expert]
+                    && (steps[next] == steps[expert] || !active[expert])) {
+                next++;
+            }
+            long stop = Math.min(end, next * unit);
+            Run run =
+                    new Run(slot, at, slab.offset() + at - slab.start(), stop - at, steps[expert]);
+            if (active[expert]) {
+                work.add(group, run);
+            } else if (idle == IdleExperts.DECAY && group.decay > 0) {
+                work.add(new Group(group.learningRate, group.decay, true), run);
+            }
+            at = stop;
+        }
     }
 
     private Group group(String path, int rank) {
@@ -306,33 +482,38 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             throw new IllegalArgumentException(
                     "The learning rate of " + path + " is " + rate + " at update " + updates);
         }
-        return new Group(rate, groups.decay(path, rank, decay));
+        return new Group(rate, groups.decay(path, rank, decay), false);
     }
 
-    private void update(
-            Bucket bucket, List<Integer> indices, Group group, Map<String, Slot> slots) {
-        int n = indices.size();
+    private void update(Group group, List<Run> runs, AdamWKernels.State state, Device device) {
+        int n = runs.size();
         List<NDArray> weights = new ArrayList<>(n);
         List<NDArray> gradients = new ArrayList<>(n);
         long[] start = new long[n];
         long[] offset = new long[n];
         long[] length = new long[n];
         long[] step = new long[n];
+        boolean half = false;
         for (int i = 0; i < n; i++) {
-            int index = indices.get(i);
-            Slab slab = bucket.slabs.get(index);
-            Slot slot = slots.get(slab.path());
-            weights.add(slot.weight());
-            gradients.add(slot.gradient());
-            start[i] = slab.start();
-            offset[i] = slab.offset();
-            length[i] = slab.length();
-            step[i] = ++bucket.steps[index];
+            Run run = runs.get(i);
+            weights.add(run.slot.weight());
+            gradients.add(run.slot.gradient());
+            start[i] = run.start;
+            offset[i] = run.offset;
+            length[i] = run.length;
+            step[i] = run.step;
+            half |= state.master() && kernels.precision(run.slot.gradient()) == Precision.HALF;
+        }
+        AdamWKernels.Slabs slabs =
+                new AdamWKernels.Slabs(weights, gradients, start, offset, length, step);
+        if (group.idle) {
+            kernels.shrink(slabs, state, 1 - group.learningRate * group.decay);
+            return;
         }
         kernels.update(
-                new AdamWKernels.Slabs(weights, gradients, start, offset, length, step),
-                bucket.expAvg,
-                bucket.expAvgSq,
+                slabs,
+                state,
+                half ? pipeline.scratch(state.elements(), device) : BucketPipeline.noScratch(),
                 new AdamWKernels.Rule(
                         group.learningRate,
                         beta1,
@@ -355,22 +536,40 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         return paths.get(id);
     }
 
-    private static void check(String path, NDArray weight, NDArray gradient) {
-        if (weight.getDevice().isGpu()) {
+    private static void checkDevices(List<Slot> parameters) {
+        Slot first = parameters.get(0);
+        Device device = first.weight().getDevice();
+        for (Slot slot : parameters) {
+            if (!slot.weight().getDevice().equals(device)) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "%s lies on %s and %s on %s, but an optimizer updates on one"
+                                        + " device: build one for each",
+                                first.path(), device, slot.path(), slot.weight().getDevice()));
+            }
+        }
+    }
+
+    private void check(String path, NDArray weight, NDArray gradient) {
+        Precision ofWeight = kernels.precision(weight);
+        Precision ofGradient = kernels.precision(gradient);
+        if (ofWeight == Precision.OTHER
+                || ofGradient == Precision.OTHER
+                || ofWeight == Precision.F32 && ofGradient == Precision.HALF) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s is %s with a gradient of %s, but this optimizer updates FLOAT32"
+                                    + " with gradients of FLOAT32, and FLOAT16 or BFLOAT16 with"
+                                    + " gradients of either: convert it, or freeze the parameter",
+                            path, weight.getDataType(), gradient.getDataType()));
+        }
+        if (!weight.getDevice().equals(gradient.getDevice())) {
             throw new IllegalArgumentException(
                     path
                             + " lies on "
                             + weight.getDevice()
-                            + ", but this optimizer updates on the CPU: set optDevices(new Device[]"
-                            + " {Device.cpu()}) in the training configuration");
-        }
-        if (weight.getDataType() != DataType.FLOAT32
-                || gradient.getDataType() != DataType.FLOAT32) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%s is %s with a gradient of %s, but this optimizer updates FLOAT32"
-                                    + " only: train FLOAT32 weights, or freeze the parameter",
-                            path, weight.getDataType(), gradient.getDataType()));
+                            + " and its gradient on "
+                            + gradient.getDevice());
         }
         if (!weight.getShape().equals(gradient.getShape())) {
             throw new IllegalArgumentException(
@@ -388,6 +587,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @return a view of this optimizer
      */
     public AdamWState state() {
+        requireOpen();
         return new AdamWState(buckets, kernels);
     }
 
@@ -420,9 +620,64 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         return globalNorm;
     }
 
-    /** Frees the state, unless it lies in a tier that the builder was given. */
+    /**
+     * Returns what the last step took; under DJL's trainer, its updates so far.
+     *
+     * @return the figures, zeros before the first
+     */
+    public OptimizerStatistics lastStep() {
+        return pipeline.statistics();
+    }
+
+    /**
+     * Returns a listener that adds {@link #lastStep} to the trainer's {@link Metrics}, if it has
+     * any: {@code optimizer-fetch}, {@code optimizer-update}, {@code optimizer-write-back} and
+     * {@code optimizer-stall}, in milliseconds. DJL tells listeners nothing after a step, so a
+     * step's figures come with the next batch, or the end of the epoch.
+     *
+     * @return the listener, for one trainer
+     */
+    public TrainingListener metricsListener() {
+        return new TrainingListenerAdapter() {
+
+            private int reported = updates;
+
+            @Override
+            public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+                report(trainer);
+            }
+
+            @Override
+            public void onEpoch(Trainer trainer) {
+                report(trainer);
+            }
+
+            private void report(Trainer trainer) {
+                Metrics metrics = trainer.getMetrics();
+                if (metrics == null || reported == updates) {
+                    return;
+                }
+                reported = updates;
+                OptimizerStatistics step = lastStep();
+                add(metrics, "optimizer-fetch", step.fetchSeconds());
+                add(metrics, "optimizer-update", step.updateSeconds());
+                add(metrics, "optimizer-write-back", step.writeBackSeconds());
+                add(metrics, "optimizer-stall", step.stallSeconds());
+            }
+
+            private void add(Metrics metrics, String name, double seconds) {
+                metrics.addMetric(name, seconds * 1000, Unit.MILLISECONDS);
+            }
+        };
+    }
+
+    /**
+     * Frees staging buffers and threads, and the state, unless it lies in a tier that the builder
+     * was given. Files are gone then.
+     */
     @Override
     public void close() {
+        closed = true;
         cleanable.clean();
     }
 
@@ -458,6 +713,10 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         private Supplier<Block> block;
         private long bucketElements = 1L << 22;
         private Tier tier;
+        private Path directory;
+        private boolean staged;
+        private IdleExperts idle = IdleExperts.SKIP;
+        private ExpertLoad load;
 
         Builder() {}
 
@@ -675,6 +934,48 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         }
 
         /**
+         * Puts the state into mapped files, where it is updated in place and takes none of the
+         * memory that the process must keep: 8 bytes a parameter, 12 of half precision. The files
+         * are gone when the optimizer is closed or the process ends.
+         *
+         * @param folder an existing folder on a disk
+         * @return this builder
+         * @throws IllegalArgumentException if it does not exist, is not writable or lies in memory
+         */
+        public Builder optFileTier(Path folder) {
+            new MappedFileTier(folder).close();
+            directory = folder;
+            return this;
+        }
+
+        /**
+         * Updates in staging buffers instead of where the state lies, as always on a GPU. On the
+         * CPU it is slower; it is there to see what a GPU would do. Off by default.
+         *
+         * @param value whether to
+         * @return this builder
+         */
+        public Builder optStaged(boolean value) {
+            staged = value;
+            return this;
+        }
+
+        /**
+         * Treats experts without tokens by a policy, and counts the updates of each expert by
+         * itself. By default an expert without tokens is updated with its gradient of zeros, as any
+         * other parameter: its running means fade, and it moves and decays.
+         *
+         * @param policy what a step does with them
+         * @param source tells which they are
+         * @return this builder
+         */
+        public Builder optIdleExperts(IdleExperts policy, ExpertLoad source) {
+            idle = policy;
+            load = source;
+            return this;
+        }
+
+        /**
          * Builds the optimizer.
          *
          * @return the optimizer
@@ -695,6 +996,10 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             below1("beta2", beta2);
             nonNegative("epsilon", epsilon);
             nonNegative("weight decay", decay);
+            if (tier != null && directory != null) {
+                throw new IllegalArgumentException(
+                        "The state lies in one place: optTier or optFileTier, not both");
+            }
             if (bucketElements < 1) {
                 throw new IllegalArgumentException(
                         "A bucket holds at least 1 element, not " + bucketElements);

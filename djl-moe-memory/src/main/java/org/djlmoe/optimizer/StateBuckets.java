@@ -3,6 +3,7 @@ package org.djlmoe.optimizer;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -11,31 +12,70 @@ import org.djlmoe.tier.Tier;
 
 /**
  * The state of all parameters seen so far. A parameter that comes later gets buckets of its own, so
- * that what lies already never moves.
+ * that what lies already never moves. Parameters with a master lie in other buckets than those
+ * without.
  */
 final class StateBuckets {
 
-    /** Two arrays in the tier, and for each slab in them how often it has been updated. */
+    /** One array in the tier: the parts of the state one after the other. */
     static final class Bucket {
 
+        final String name;
         final List<Slab> slabs;
-        final long[] steps;
-        final NDArray expAvg;
-        final NDArray expAvgSq;
+        final AdamWKernels.State state;
 
-        Bucket(List<Slab> slabs, NDArray expAvg, NDArray expAvgSq) {
+        Bucket(String name, List<Slab> slabs, AdamWKernels.State state) {
+            this.name = name;
             this.slabs = slabs;
-            this.steps = new long[slabs.size()];
-            this.expAvg = expAvg;
-            this.expAvgSq = expAvgSq;
+            this.state = state;
         }
+    }
+
+    /** A part of the state, in the order in which they lie in a bucket. */
+    enum Part {
+        EXP_AVG,
+        EXP_AVG_SQ,
+        MASTER
     }
 
     /** Where a slab lies: its bucket and its position in the bucket's list. */
     record Place(int bucket, int index) {}
 
-    /** What is known of a parameter: its shape and its slabs in the order of its elements. */
-    record Entry(Shape shape, List<Place> places) {}
+    /** What a parameter needs room for. */
+    record Need(Shape shape, boolean master) {}
+
+    /** What is known of a parameter: its slabs in the order of its elements, and its counts. */
+    static final class Entry {
+
+        final Shape shape;
+        final boolean master;
+        final List<Place> places = new ArrayList<>();
+
+        /** How often it was updated: one number, or one an expert. */
+        private long[] steps = {0};
+
+        Entry(Need need) {
+            shape = need.shape;
+            master = need.master;
+        }
+
+        long[] steps() {
+            return steps;
+        }
+
+        void setSteps(long[] counts) {
+            steps = counts.clone();
+        }
+
+        /** From now on each expert of a stacked parameter has a count of its own. */
+        void countByExpert(int experts) {
+            if (steps.length == 1 && experts != 1) {
+                long common = steps[0];
+                steps = new long[experts];
+                Arrays.fill(steps, common);
+            }
+        }
+    }
 
     private final Tier tier;
     private final long bucketElements;
@@ -48,47 +88,76 @@ final class StateBuckets {
     }
 
     /**
-     * Makes room, filled with zeros, for the parameters that have none.
+     * Makes room, filled with zeros, for the parameters that have none; all of them or, if it
+     * fails, none.
      *
-     * @throws IllegalStateException if there is state of another shape for one of them
+     * @return the paths that room was made for
+     * @throws IllegalStateException if there is state of another shape, or without the master that
+     *     is needed, for one of them
      */
-    void ensure(Map<String, Shape> parameters) {
-        Map<String, Long> missing = new LinkedHashMap<>();
+    List<String> ensure(Map<String, Need> parameters) {
+        Map<String, Long> plain = new LinkedHashMap<>();
+        Map<String, Long> mastered = new LinkedHashMap<>();
+        Map<String, Entry> added = new LinkedHashMap<>();
         parameters.forEach(
-                (path, shape) -> {
+                (path, need) -> {
                     Entry entry = entries.get(path);
                     if (entry == null) {
-                        missing.put(path, shape.size());
-                    } else if (!entry.shape.equals(shape)) {
-                        throw new IllegalStateException(
-                                path
-                                        + " has the shape "
-                                        + shape
-                                        + ", but there is optimizer state of the shape "
-                                        + entry.shape
-                                        + " for it; use a new optimizer for a new model");
+                        added.put(path, new Entry(need));
+                        (need.master ? mastered : plain).put(path, need.shape.size());
+                    } else {
+                        check(path, entry, need);
                     }
                 });
-        missing.keySet()
-                .forEach(
-                        path ->
-                                entries.put(
-                                        path, new Entry(parameters.get(path), new ArrayList<>())));
-        for (List<Slab> slabs : BucketLayout.pack(missing, bucketElements)) {
-            Slab last = slabs.get(slabs.size() - 1);
-            long size = last.offset() + last.length();
-            int number = buckets.size();
-            String name = String.format("bucket%06d", number);
-            Bucket bucket =
-                    new Bucket(
-                            slabs,
-                            tier.allocate(name + ".exp_avg", size),
-                            tier.allocate(name + ".exp_avg_sq", size));
-            buckets.add(bucket);
-            for (int i = 0; i < slabs.size(); i++) {
-                entries.get(slabs.get(i).path()).places.add(new Place(number, i));
-            }
+        if (added.isEmpty()) {
+            return List.of();
         }
+        List<Bucket> made = new ArrayList<>();
+        try {
+            for (List<Slab> slabs : BucketLayout.pack(plain, bucketElements)) {
+                made.add(allocate(buckets.size() + made.size(), slabs, false));
+            }
+            for (List<Slab> slabs : BucketLayout.pack(mastered, bucketElements)) {
+                made.add(allocate(buckets.size() + made.size(), slabs, true));
+            }
+        } catch (RuntimeException e) {
+            made.forEach(bucket -> tier.free(bucket.name));
+            throw e;
+        }
+        for (Bucket bucket : made) {
+            for (int i = 0; i < bucket.slabs.size(); i++) {
+                added.get(bucket.slabs.get(i).path()).places.add(new Place(buckets.size(), i));
+            }
+            buckets.add(bucket);
+        }
+        entries.putAll(added);
+        return List.copyOf(added.keySet());
+    }
+
+    private static void check(String path, Entry entry, Need need) {
+        if (!entry.shape.equals(need.shape)) {
+            throw new IllegalStateException(
+                    path
+                            + " has the shape "
+                            + need.shape
+                            + ", but there is optimizer state of the shape "
+                            + entry.shape
+                            + " for it; use a new optimizer for a new model");
+        }
+        if (need.master && !entry.master) {
+            throw new IllegalStateException(
+                    path
+                            + " is of half precision, but its optimizer state holds no 32-bit"
+                            + " master weight; use a new optimizer, or define the state with one");
+        }
+    }
+
+    private Bucket allocate(int number, List<Slab> slabs, boolean master) {
+        Slab last = slabs.get(slabs.size() - 1);
+        long size = last.offset() + last.length();
+        String name = String.format("bucket%06d", number);
+        NDArray array = tier.allocate(name, (master ? 3 : 2) * size);
+        return new Bucket(name, slabs, new AdamWKernels.State(array, size, master));
     }
 
     Map<String, Entry> entries() {
@@ -97,5 +166,9 @@ final class StateBuckets {
 
     Bucket bucket(int number) {
         return buckets.get(number);
+    }
+
+    int count() {
+        return buckets.size();
     }
 }

@@ -56,9 +56,12 @@ public record PlanSettings(
     public enum StateTier {
         /** There is none: plain gradient descent. */
         NONE,
-        /** In the process's memory. */
+        /** In the process's memory, updated in place. */
         HOST,
-        /** In mapped files, whose pages the system may drop and read again. */
+        /**
+         * In mapped files ({@code optFileTier} of {@code OffloadStreamAdamW}), whose pages the
+         * system may drop and read again: updated in place, without buffers.
+         */
         FILE
     }
 

@@ -71,6 +71,21 @@ public final class ExpertMask {
      * @return the mask
      */
     public static ExpertMask topN(double[][] scores, int n) {
+        return topN(scores, n, 0);
+    }
+
+    /**
+     * Keeps the n highest scores of each layer, and of all others, whatever their layer, the
+     * highest: layers share a number of places. Of equal scores the lower id, then the lower layer
+     * is kept.
+     *
+     * @param scores a score per expert, [layers, experts], comparable across layers; infinite is
+     *     allowed, NaN is not
+     * @param n how many experts every layer keeps at least
+     * @param shared how many more are kept over all layers
+     * @return the mask
+     */
+    public static ExpertMask topN(double[][] scores, int n, int shared) {
         int experts = scores.length == 0 ? 0 : scores[0].length;
         checkShape(scores.length, experts);
         checkKeep(n, experts);
@@ -87,6 +102,21 @@ public final class ExpertMask {
             for (int e : Ranking.top(scores[l], n)) {
                 kept[l].set(e);
             }
+        }
+        int places = scores.length * (experts - n);
+        if (shared < 0 || shared > places) {
+            throw new IllegalArgumentException(
+                    "Cannot share %d places: beyond %d experts a layer there are %d"
+                            .formatted(shared, n, places));
+        }
+        int[] left =
+                IntStream.range(0, scores.length * experts)
+                        .filter(i -> !kept[i / experts].get(i % experts))
+                        .toArray();
+        double[] leftScores =
+                Arrays.stream(left).mapToDouble(i -> scores[i / experts][i % experts]).toArray();
+        for (int at : Ranking.top(leftScores, shared)) {
+            kept[left[at] / experts].set(left[at] % experts);
         }
         return new ExpertMask(experts, kept);
     }
@@ -133,9 +163,10 @@ public final class ExpertMask {
     }
 
     /**
-     * Reads what {@link #toJson()} wrote.
+     * Reads what {@link #toJson()} wrote. Further keys are passed over, so that the object may be
+     * part of a larger one.
      *
-     * @param json {@code {"num_experts":8,"kept":[[0,1,5],[2,3,4]]}}, one list of ids a layer
+     * @param json {@code {"experts":8,"mask":[[0,1,5],[2,3,4]]}}, one list of kept ids a layer
      * @return the mask
      * @throws IllegalArgumentException if the text is no such object, or names an expert that does
      *     not exist or twice
@@ -149,7 +180,7 @@ public final class ExpertMask {
         }
         if (read == null || read.kept == null) {
             throw new IllegalArgumentException(
-                    "Not an expert mask: \"num_experts\" and \"kept\" are required");
+                    "Not an expert mask: \"experts\" and \"mask\" are required");
         }
         checkShape(read.kept.length, read.numExperts);
         BitSet[] kept = new BitSet[read.kept.length];
@@ -301,10 +332,10 @@ public final class ExpertMask {
 
     /** The shape of the JSON text. */
     private static final class Json {
-        @SerializedName("num_experts")
+        @SerializedName("experts")
         int numExperts;
 
-        @SerializedName("kept")
+        @SerializedName("mask")
         int[][] kept;
     }
 }

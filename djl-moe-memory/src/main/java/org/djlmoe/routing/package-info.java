@@ -1,5 +1,5 @@
 /**
  * Which experts a token goes to: router logits, kept sets and priors come in, expert ids and
- * combine weights go out.
+ * combine weights go out, and statistics of the load.
  */
 package org.djlmoe.routing;

@@ -54,6 +54,11 @@ public final class FileTier implements SlotTier {
     FileTier(Path directory, long pieceBytes) {
         this.directory = directory;
         this.pieceBytes = pieceBytes;
+        requireFolder(directory);
+    }
+
+    /** Refuses what is no writable folder on a disk. */
+    static void requireFolder(Path directory) {
         if (!Files.isDirectory(directory)) {
             throw new IllegalArgumentException(
                     "The file tier needs an existing directory, and "
@@ -62,7 +67,7 @@ public final class FileTier implements SlotTier {
         }
         try {
             requireDisk(directory, Files.getFileStore(directory).type());
-            openFile().close();
+            open(newFile(directory)).close();
         } catch (IOException e) {
             throw new IllegalArgumentException(
                     "The file tier cannot write to "
@@ -81,18 +86,22 @@ public final class FileTier implements SlotTier {
                             + " lies in memory (a file system of type "
                             + type
                             + "), where a file tier frees none: name a directory on a disk, for"
-                            + " instance with optFileTier(directory) of SelectiveCheckpointOffload");
+                            + " instance with optFileTier(directory) of the builder of"
+                            + " SelectiveCheckpointOffload or OffloadStreamAdamW");
         }
     }
 
-    private FileChannel openFile() throws IOException {
-        Path file =
-                directory.resolve(
-                        "djl-moe-"
-                                + ProcessHandle.current().pid()
-                                + "-"
-                                + FILES.incrementAndGet()
-                                + ".slot");
+    /** Returns a name that no other file in a directory has. */
+    static Path newFile(Path directory) {
+        return directory.resolve(
+                "djl-moe-"
+                        + ProcessHandle.current().pid()
+                        + "-"
+                        + FILES.incrementAndGet()
+                        + ".slot");
+    }
+
+    private static FileChannel open(Path file) throws IOException {
         return FileChannel.open(
                 file,
                 StandardOpenOption.CREATE_NEW,
@@ -118,7 +127,7 @@ public final class FileTier implements SlotTier {
     @Override
     public Slot newSlot(long bytes) {
         try {
-            FileSlot slot = new FileSlot(openFile(), bytes);
+            FileSlot slot = new FileSlot(open(newFile(directory)), bytes);
             synchronized (slots) {
                 slots.add(slot);
             }
@@ -145,8 +154,39 @@ public final class FileTier implements SlotTier {
     }
 
     /** Moves all bytes of a buffer, the first of them at a position of the file. */
-    private interface Transfer {
+    interface Transfer {
         int at(ByteBuffer buffer, long position) throws IOException;
+    }
+
+    /** Moves the first bytes of an array, at most {@code pieceBytes} at a time. */
+    static void transfer(NDArray array, long size, long pieceBytes, Transfer transfer)
+            throws IOException {
+        int width = array.getDataType().getNumOfBytes();
+        if (size <= pieceBytes && size == size(array)) {
+            transfer(array.toByteBuffer(true), 0, transfer);
+            return;
+        }
+        NDArray flat = array.reshape(-1);
+        long elements = size / width;
+        long step = Math.max(1, pieceBytes / width);
+        for (long start = 0; start < elements; start += step) {
+            try (NDScope piece = new NDScope()) {
+                NDIndex range = new NDIndex().addSliceDim(start, Math.min(elements, start + step));
+                transfer(flat.get(range).toByteBuffer(true), start * width, transfer);
+            }
+        }
+    }
+
+    private static void transfer(ByteBuffer buffer, long start, Transfer transfer)
+            throws IOException {
+        long position = start;
+        while (buffer.hasRemaining()) {
+            int moved = transfer.at(buffer, position);
+            if (moved < 0) {
+                throw new EOFException("The file ends at byte " + position);
+            }
+            position += moved;
+        }
     }
 
     private final class FileSlot implements Slot {
@@ -168,7 +208,7 @@ public final class FileTier implements SlotTier {
             }
             try (NDScope scope = new NDScope()) {
                 // On the device or with strides: toByteBuffer makes the copy, once.
-                transfer(source, size, file::write);
+                transfer(source, size, pieceBytes, file::write);
             } catch (IOException e) {
                 throw new UncheckedIOException(
                         "Cannot write "
@@ -192,40 +232,12 @@ public final class FileTier implements SlotTier {
                                                 target.getShape(),
                                                 target.getDataType(),
                                                 Device.cpu());
-                transfer(buffer, size(target), file::read);
+                transfer(buffer, size(target), pieceBytes, file::read);
                 if (!inPlace) {
                     buffer.copyTo(target);
                 }
             } catch (IOException e) {
                 throw new UncheckedIOException("Cannot read from the file tier in " + directory, e);
-            }
-        }
-
-        private void transfer(NDArray array, long size, Transfer transfer) throws IOException {
-            if (size <= pieceBytes) {
-                transfer(array.toByteBuffer(true), 0, transfer);
-                return;
-            }
-            NDArray flat = array.reshape(-1);
-            int width = array.getDataType().getNumOfBytes();
-            long step = Math.max(1, pieceBytes / width);
-            for (long start = 0; start < flat.size(); start += step) {
-                try (NDScope piece = new NDScope()) {
-                    NDIndex range =
-                            new NDIndex().addSliceDim(start, Math.min(flat.size(), start + step));
-                    transfer(flat.get(range).toByteBuffer(true), start * width, transfer);
-                }
-            }
-        }
-
-        private void transfer(ByteBuffer buffer, long start, Transfer transfer) throws IOException {
-            long position = start;
-            while (buffer.hasRemaining()) {
-                int moved = transfer.at(buffer, position);
-                if (moved < 0) {
-                    throw new EOFException("The file ends at byte " + position);
-                }
-                position += moved;
             }
         }
 

@@ -6,8 +6,8 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.NDScope;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
-import java.util.LinkedHashSet;
-import java.util.Set;
+import java.util.HashMap;
+import java.util.Map;
 import org.djlmoe.kernel.TorchKernels;
 
 /**
@@ -21,18 +21,30 @@ public final class HostTier implements Tier, SlotTier {
 
     private static final TorchKernels KERNELS = TorchKernels.load(HostTier.class, "slots.py");
 
-    private final Set<String> names = new LinkedHashSet<>();
+    private final Map<String, NDArray> arrays = new HashMap<>();
     private NDManager manager;
     private long bytes;
 
     @Override
     public synchronized NDArray allocate(String name, long elements) {
-        if (!names.add(name)) {
+        if (arrays.containsKey(name)) {
             throw new IllegalArgumentException("This tier holds " + name + " already");
         }
-        bytes += elements * Float.BYTES;
         // Writing the zeros is the first touch: fresh pages cost more than any later pass.
-        return manager().full(new Shape(elements), 0f, DataType.FLOAT32);
+        NDArray array = manager().full(new Shape(elements), 0f, DataType.FLOAT32);
+        NDScope.unregister(array);
+        arrays.put(name, array);
+        bytes += elements * Float.BYTES;
+        return array;
+    }
+
+    @Override
+    public synchronized void free(String name) {
+        NDArray array = arrays.remove(name);
+        if (array != null) {
+            bytes -= array.size() * Float.BYTES;
+            array.close();
+        }
     }
 
     private synchronized NDManager manager() {
@@ -73,7 +85,7 @@ public final class HostTier implements Tier, SlotTier {
             manager.close();
             manager = null;
         }
-        names.clear();
+        arrays.clear();
         bytes = 0;
     }
 

@@ -50,15 +50,25 @@ public final class LanguageModel implements AutoCloseable {
         public static final Chunks DEFAULT = new Chunks(4096, 512);
     }
 
+    /** A target that is not predicted, for {@link #tokenLosses}. */
+    public static final int IGNORED = -100;
+
     private static final String ROUTER = ".mlp.gate.weight";
 
     private final Model model;
     private final MoeDecoder decoder;
     private final RingDtpLoss loss;
+    private final RingDtpLoss tokenLoss;
 
     private LanguageModel(MoeConfig config, Chunks chunks) {
         this.decoder = new MoeDecoder(config, chunks.moeTokens());
         this.loss = RingDtpLoss.builder().optBlockTokens(chunks.vocabTokens()).build();
+        this.tokenLoss =
+                RingDtpLoss.builder()
+                        .optIgnoreIndex(IGNORED)
+                        .optReduction(RingDtpLoss.Reduction.NONE)
+                        .optBlockTokens(chunks.vocabTokens())
+                        .build();
         this.model = Model.newInstance("language-model", Device.cpu(), "PyTorch");
         model.setBlock(decoder);
     }
@@ -340,6 +350,20 @@ public final class LanguageModel implements AutoCloseable {
      * @return mean cross-entropy in nats a token
      */
     public double loss(TokenBatch batch) {
+        return evaluate(loss, batch)[0];
+    }
+
+    /**
+     * Computes the loss of every token of a batch without gradients.
+     *
+     * @param batch inputs and targets; {@link #IGNORED} is a target that is not predicted
+     * @return cross-entropy in nats, [B, S] row by row, 0 where the target is ignored
+     */
+    public float[] tokenLosses(TokenBatch batch) {
+        return evaluate(tokenLoss, batch);
+    }
+
+    private float[] evaluate(RingDtpLoss function, TokenBatch batch) {
         try (GradMode off = GradMode.off();
                 NDManager scope = manager().newSubManager()) {
             NDList out =
@@ -347,7 +371,7 @@ public final class LanguageModel implements AutoCloseable {
                             new ParameterStore(scope, false),
                             new NDList(batch.toInputs(scope)),
                             false);
-            return loss.evaluate(new NDList(batch.toTargets(scope)), out).getFloat();
+            return function.evaluate(new NDList(batch.toTargets(scope)), out).toFloatArray();
         }
     }
 

@@ -43,6 +43,19 @@ public final class LanguageModelTrainer implements AutoCloseable {
      * @throws IllegalStateException if the loss is not finite; then nothing is updated
      */
     public float step(TokenBatch batch) {
+        float value = accumulate(batch);
+        trainer.step();
+        return value;
+    }
+
+    /**
+     * Adds the gradients of a batch to what the parameters have, without an update.
+     *
+     * @param batch inputs and targets
+     * @return the mean loss, in nats a token
+     * @throws IllegalStateException if the loss is not finite; then there are no gradients of it
+     */
+    public float accumulate(TokenBatch batch) {
         float value;
         try (NDManager scope = trainer.getManager().newSubManager()) {
             try (GradientCollector collector = trainer.newGradientCollector()) {
@@ -59,7 +72,6 @@ public final class LanguageModelTrainer implements AutoCloseable {
                 collector.backward(mean);
             }
         }
-        trainer.step();
         return value;
     }
 

@@ -1,22 +1,34 @@
 # A Mixture-of-Experts layer over rows x [N, H]: y = x + sum of combine weight * expert(norm(x)) over the top k experts.
 # E experts of width I, SwiGLU: down(silu(gate) * up).
 # weights = [gamma [H], router [E, H], gate_up [E, 2 I, H] gate rows first, down [E, H, I],
-#            A_gate_up [E, r, H], B_gate_up [E, 2 I, r], A_down [E, r, I], B_down [E, H, r]]
-# gamma is empty for a layer without norm; the last four are empty for experts without adapters (weight + scale * B A).
+#            A_gate_up [E, r, H], B_gate_up [E, 2 I, r], A_down [E, r, I], B_down [E, H, r],
+#            shared gate_up [1, 2 S, H], shared down [1, H, S], shared gate [1, H]]
+# gamma is empty for a layer without norm; the adapters are empty for experts without any (weight + scale * B A), the last
+# three for a layer without shared experts, and the last for ungated ones.
 # grads has the same order, each empty where the weight is frozen.
 # Rows go through an expert at most `block` at a time, so that scratch, which the caller makes once for all chunks, is as
 # large whatever the router does. wide (F32) and half (the experts' type, or empty) are cut by block_rows.
 
 # The k chosen experts a row. bias [E] (F64, or empty) raises or, with -inf, forbids experts in the ranking alone;
 # the router's own first `protect` choices are never displaced. Ties go to the lower index.
-def select_experts(self, logits: Tensor, bias: Tensor, by_probability: bool, protect: int, k: int) -> Tensor:
-    if bias.numel() == 0:
+# balance [E] (F64, or empty) is added to the probabilities, which are those of the raised logits.
+def select_experts(self, logits: Tensor, bias: Tensor, by_probability: bool, protect: int, balance: Tensor, k: int) -> Tensor:
+    if bias.numel() == 0 and balance.numel() == 0:
         s, order = torch.sort(logits, stable=True, dim=-1, descending=True)
         return order[:, :k].contiguous()
     # In F32 a large bias would swallow the differences between logits.
     exact = logits.to(dtype=7)
-    score = torch.softmax(exact, 1) if by_probability else exact
-    rank = score + bias
+    raised = exact
+    if bias.numel() > 0 and not by_probability:
+        raised = exact + bias
+    rank = raised.clone()
+    if by_probability or balance.numel() > 0:
+        rank = torch.softmax(raised, 1)
+        if by_probability and bias.numel() > 0:
+            rank = rank + bias
+        if balance.numel() > 0:
+            # a forbidden expert has the probability zero, which a positive number would lift
+            rank = (rank + balance).masked_fill_(torch.eq(raised, -inf), -inf)
     first = min(protect, k)
     s, own = torch.sort(exact, stable=True, dim=-1, descending=True)
     rank.scatter_(1, own[:, :first], inf)
@@ -52,18 +64,73 @@ def row_scale(self, x: Tensor, eps: float) -> Tensor:
     norm = torch.linalg_vector_norm(x, 2, [1], True)
     return norm.mul_(norm).div_(x.size(1)).add_(eps).rsqrt_()
 
+# Adds [sum of probabilities [E], routes [E], sum of squared log-sum-exps, rows] to sums [2 E + 2] (F64). Rows whose mask
+# is 0 do not count; an empty mask counts all.
+def add_router_sums(self, logits: Tensor, ids: Tensor, mask: Tensor, sums: Tensor) -> int:
+    experts = logits.size(1)
+    if mask.numel() > 0:
+        counted = torch.nonzero(mask).reshape(-1)
+        logits = logits.index_select(0, counted)
+        ids = ids.index_select(0, counted)
+    lse = torch.logsumexp(logits, [1])
+    sums[:experts].add_(torch.sum(torch.softmax(logits, 1), [0], False, dtype=7))
+    sums[experts:2 * experts].add_(torch.bincount(ids.reshape(-1), None, experts))
+    sums[2 * experts:2 * experts + 1].add_(torch.sum(lse * lse, dtype=7))
+    sums[2 * experts + 1:].add_(logits.size(0))
+    return 0
+
+def mask_rows(self, mask: Tensor, start: int, step: int, first: int, last: int) -> Tensor:
+    return self.chunk_rows(mask, start, step, first, last) if mask.numel() > 0 else mask
+
 # Fills ids [N, k] and combine [N, k] for the rows start, start + step, ... The router always computes in F32.
-def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, renormalize: bool, ids: Tensor, combine: Tensor, block: int, wide: Tensor) -> int:
+# outside [E] is empty, or -inf for the experts that the softmax of the combine weights leaves out, 0 for the others.
+# sums (or empty) is added to.
+def route(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, bias: Tensor, by_probability: bool, protect: int, balance: Tensor, outside: Tensor, renormalize: bool, mask: Tensor, sums: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor) -> int:
     rows = self.chunk_size(x, start, step)
     for first in range(0, rows, block):
         last = min(rows, first + block)
         xb = self.chunk_rows(x, start, step, first, last)
         h = self.norm_block(xb, weights[0], eps, self.block_rows(wide, block, 0, last - first, x.size(1)))
         logits = torch.mm(h, weights[1].t())
-        chosen = self.select_experts(logits, bias, by_probability, protect, ids.size(1))
+        chosen = self.select_experts(logits, bias, by_probability, protect, balance, ids.size(1))
         self.chunk_rows(ids, start, step, first, last).copy_(chosen)
-        self.chunk_rows(combine, start, step, first, last).copy_(self.combine_weights(logits, chosen, renormalize))
+        self.chunk_rows(combine, start, step, first, last).copy_(self.combine_weights(self.inside(logits, outside), chosen, renormalize))
+        if sums.numel() > 0:
+            self.add_router_sums(logits, chosen, self.mask_rows(mask, start, step, first, last), sums)
     return 0
+
+# The two halves of route over all rows, for experts that are chosen outside: logits [N, E], and the combine weights of ids.
+def router_logits(self, x: Tensor, weights: List[Tensor], eps: float, block: int, wide: Tensor, logits: Tensor) -> int:
+    for first in range(0, x.size(0), block):
+        xb = x[first:first + block]
+        h = self.norm_block(xb, weights[0], eps, self.block_rows(wide, block, 0, xb.size(0), x.size(1)))
+        logits[first:first + block].copy_(torch.mm(h, weights[1].t()))
+    return 0
+
+def combine_chosen(self, logits: Tensor, renormalize: bool, mask: Tensor, sums: Tensor, ids: Tensor, combine: Tensor) -> int:
+    combine.copy_(self.combine_weights(logits, ids, renormalize))
+    if sums.numel() > 0:
+        self.add_router_sums(logits, ids, mask, sums)
+    return 0
+
+# With f_e the routes to expert e a row, P_e its mean probability: balance = E * sum over e of f_e P_e, z = mean squared
+# log-sum-exp. Both are zero where no row counts.
+def router_losses(self, sums: Tensor, balance: Tensor, z: Tensor) -> int:
+    e = (sums.size(0) - 2) // 2
+    n = torch.clamp_min(sums[2 * e + 1], 1.0)
+    balance.copy_((sums[:e] * sums[e:2 * e]).sum() * e / (n * n))
+    z.copy_(sums[2 * e] / n)
+    return 0
+
+# [E + 1]: what the two losses times their factors have as gradients in the probabilities of every counted row, and in its
+# squared log-sum-exp.
+def router_loss_gradients(self, sums: Tensor, balance: float, z: float) -> Tensor:
+    e = (sums.size(0) - 2) // 2
+    n = torch.clamp_min(sums[2 * e + 1:], 1.0)
+    return torch.cat([sums[e:2 * e] * (balance * e) / (n * n), torch.reciprocal(n) * z], 0).to(dtype=6)
+
+def inside(self, logits: Tensor, outside: Tensor) -> Tensor:
+    return logits if outside.numel() == 0 else logits + outside
 
 # Rows that go to each expert: positions in the flat route list (row * k + slot), grouped by expert, and group sizes.
 def group_routes(self, ids: Tensor, experts: int) -> Tuple[Tensor, List[int]]:
@@ -204,22 +271,74 @@ def experts_forward(self, x: Tensor, start: int, step: int, weights: List[Tensor
             self.block_forward(rows, alpha[a:b], e, weights, scale, block, wide, half)
             y.index_add_(0, t, rows)
         first += counts[e]
+    self.shared_forward(x, start, step, weights, eps, block, wide, half, y)
     return 0
 
-# Gradient of the router's probabilities under the balance loss coef * E * sum over e of f_e P_e, with f_e the routes to
-# expert e a token and P_e the mean probability: the same for every token, [E].
-def balance_gradient(self, ids: Tensor, experts: int, coefficient: float) -> Tensor:
-    n = max(1, ids.size(0))
-    routes = torch.bincount(ids.reshape(-1), None, experts).to(dtype=6)
-    return routes * (coefficient * experts / (n * n))
+# The shared experts in the order of the others: one expert, without adapters, that every row goes to.
+def shared_weights(self, weights: List[Tensor]) -> List[Tensor]:
+    none = torch.empty([0], dtype=6, device=weights[8].device)
+    return [none, none, weights[8], weights[9], none, none, none, none]
 
-# Gradient of the router's logits for that of the combine weights of the chosen experts, and for dbalance [E], the
-# gradient of every token's probabilities under a balance loss, or empty.
-def logits_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool, dbalance: Tensor) -> Tensor:
-    dlogits = self.combine_backward(logits, ids, dcombine, renormalize)
-    if dbalance.numel() > 0:
+# What the output of the shared experts is multiplied by, [n, 1].
+def shared_gate(self, h: Tensor, gate: Tensor) -> Tensor:
+    if gate.numel() == 0:
+        return torch.ones([h.size(0), 1], dtype=h.dtype, device=h.device)
+    return torch.sigmoid(torch.mm(h, gate.t()))
+
+# Adds the shared experts' part to the chunk's rows of y. Scratch: as block_forward, and behind it H for rows.
+def shared_forward(self, x: Tensor, start: int, step: int, weights: List[Tensor], eps: float, block: int, wide: Tensor, half: Tensor, y: Tensor) -> int:
+    if weights[9].numel() == 0:
+        return 0
+    own = self.shared_weights(weights)
+    before = own[3].size(2) * 2
+    for first, last in self.pieces(0, self.chunk_size(x, start, step), block):
+        rows = self.block_rows(wide, block, before, last - first, x.size(1))
+        rows.copy_(self.chunk_rows(x, start, step, first, last))
+        self.norm_block(rows, weights[0], eps, rows)
+        self.block_forward(rows, self.shared_gate(rows, weights[10]), 0, own, 0.0, block, wide, half)
+        self.chunk_rows(y, start, step, first, last).add_(rows)
+    return 0
+
+# Back through shared_forward: adds the gradients of the normed rows to the chunk's rows of dh. Scratch: as
+# block_backward, and behind it H for rows and H for gradients.
+def shared_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, block: int, wide: Tensor, half: Tensor, dh: Tensor) -> int:
+    if weights[9].numel() == 0:
+        return 0
+    own = self.shared_weights(weights)
+    into = self.shared_weights(grads)
+    hidden = x.size(1)
+    before = own[3].size(2) * 5
+    for first, last in self.pieces(0, self.chunk_size(x, start, step), block):
+        xb = self.chunk_rows(x, start, step, first, last)
+        rows = self.block_rows(wide, block, before, last - first, hidden)
+        rows.copy_(xb)
+        self.norm_block(rows, weights[0], eps, rows)
+        gs = self.block_rows(wide, block, before + hidden, last - first, hidden)
+        gs.copy_(self.chunk_rows(g, start, step, first, last))
+        alpha = self.shared_gate(rows, weights[10])
+        dalpha = torch.empty([last - first], dtype=x.dtype, device=x.device)
+        self.block_backward(rows, gs, alpha, dalpha, 0, own, into, 0.0, block, wide, half)
+        if weights[10].numel() > 0:
+            dlogit = torch.sigmoid_backward(dalpha.unsqueeze(1), alpha)
+            rows.copy_(xb)
+            self.accumulate(grads[10], dlogit, self.norm_block(rows, weights[0], eps, rows), 1.0)
+            gs.addmm_(dlogit, weights[10])
+        self.chunk_rows(dh, start, step, first, last).add_(gs)
+    return 0
+
+# Gradient of the router's logits for that of the combine weights of the chosen experts, and for what
+# router_loss_gradients returned, or empty; the latter where the mask (or empty) is not 0.
+def logits_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool, dlosses: Tensor, mask: Tensor, outside: Tensor) -> Tensor:
+    dlogits = self.combine_backward(self.inside(logits, outside), ids, dcombine, renormalize)
+    if dlosses.numel() > 0:
+        e = logits.size(1)
         p = torch.softmax(logits, 1)
-        dlogits.add_(p * (dbalance - (p * dbalance).sum(1, True)))
+        dp = dlosses[:e]
+        dlse = torch.logsumexp(logits, [1], True) * (dlosses[e:] * 2)
+        d = p * (dp - (p * dp).sum(1, True) + dlse)
+        if mask.numel() > 0:
+            d.masked_fill_(torch.eq(mask, 0).unsqueeze(1), 0.0)
+        dlogits.add_(d)
     return dlogits
 
 def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool) -> Tensor:
@@ -231,8 +350,9 @@ def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renorm
     dp = torch.zeros_like(logits).scatter_(1, ids, dcombine)
     return p * (dp - (p * dp).sum(1, True))
 
+# reported [N, k] is filled with the gradients of the combine weights, unless it is empty.
 # Scratch: as block_backward, and behind it H for rows and H for gradients.
-def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dbalance: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor, half: Tensor, dx: Tensor) -> int:
+def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dlosses: Tensor, mask: Tensor, outside: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor, half: Tensor, dx: Tensor, reported: Tensor) -> int:
     hidden = x.size(1)
     # until the norm, dx holds the gradient of the normed rows
     dx[start::step].zero_()
@@ -251,7 +371,17 @@ def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights:
             self.block_backward(rows, gs, alpha[a:b], dalpha[a:b], e, weights, grads, scale, block, wide, half)
             dx.index_add_(0, t, gs)
         first += counts[e]
+    self.shared_backward(x, start, step, g, weights, grads, eps, block, wide, half, dx)
     dcombine = torch.empty_like(dalpha).index_copy_(0, order, dalpha).reshape([-1, ids.size(1)])
+    if reported.numel() > 0:
+        reported[start::step].copy_(dcombine)
+    self.router_backward(x, start, step, g, weights, grads, eps, residual, renormalize, dlosses, mask, outside, ids, dcombine, block, wide, dx)
+    return 0
+
+# The rest of a chunk's backward: router, norm, residual. dx holds the gradient of the normed rows that the experts left,
+# and is replaced by that of the rows. dcombine [n, k] is the chunk's.
+def router_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, residual: bool, renormalize: bool, dlosses: Tensor, mask: Tensor, outside: Tensor, ids: Tensor, dcombine: Tensor, block: int, wide: Tensor, dx: Tensor) -> int:
+    hidden = x.size(1)
     total = dcombine.size(0)
     for first in range(0, total, block):
         last = min(total, first + block)
@@ -259,7 +389,7 @@ def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights:
         d = self.chunk_rows(dx, start, step, first, last)
         h = self.norm_block(xb, weights[0], eps, self.block_rows(wide, block, 0, last - first, hidden))
         logits = torch.mm(h, weights[1].t())
-        dlogits = self.logits_backward(logits, self.chunk_rows(ids, start, step, first, last), dcombine[first:last], renormalize, dbalance)
+        dlogits = self.logits_backward(logits, self.chunk_rows(ids, start, step, first, last), dcombine[first:last], renormalize, dlosses, self.mask_rows(mask, start, step, first, last), outside)
         self.accumulate(grads[1], dlogits, h, 1.0)
         d.addmm_(dlogits, weights[1])
         self.norm_block_backward(xb, weights[0], eps, d, grads[0], block, wide)
@@ -289,12 +419,36 @@ def experts_scratch(self, weights: List[Tensor], wide: int, half: int) -> Tuple[
     return (torch.empty([wide], dtype=6, device=w.device), torch.empty([n], dtype=w.dtype, device=w.device))
 
 # The plain twins of the above, of operations that autograd differentiates, unbounded: router, then experts.
-# numbers = [by_probability, protect, renormalize, k]; returns ids and combine weights
-def router_plain(self, h: Tensor, router: Tensor, bias: Tensor, numbers: Tensor) -> Tuple[Tensor, Tensor]:
+# numbers = [by_probability, protect, renormalize, k]; theta and slopes [E] of a mask that trains, or empty; returns ids
+# and combine weights
+def router_plain(self, h: Tensor, router: Tensor, bias: Tensor, balance: Tensor, outside: Tensor, numbers: Tensor, theta: Tensor, slopes: Tensor) -> Tuple[Tensor, Tensor]:
     v = annotate(List[float], numbers.tolist())
     logits = torch.mm(h, router.t())
-    ids = self.select_experts(logits.detach(), bias, v[0] > 0, int(v[1]), int(v[3]))
-    return (ids, self.combine_weights(logits, ids, v[2] > 0))
+    ids = self.select_experts(logits.detach(), bias, v[0] > 0, int(v[1]), balance, int(v[3]))
+    c = self.combine_weights(self.inside(logits, outside), ids, v[2] > 0)
+    if theta.numel() == 0:
+        return (ids, c)
+    # A factor of value 1 before the weights are divided by their sum (again, where they are already).
+    factor = (theta - theta.detach()) * slopes.to(dtype=6) + 1.0
+    c = c * factor.index_select(0, ids.reshape(-1)).reshape(ids.size())
+    return (ids, c / c.sum(1, True) if v[2] > 0 else c)
+
+# Balance and z loss.
+def router_losses_plain(self, h: Tensor, router: Tensor, ids: Tensor, mask: Tensor) -> Tuple[Tensor, Tensor]:
+    if mask.numel() > 0:
+        counted = torch.nonzero(mask).reshape(-1)
+        h = h.index_select(0, counted)
+        ids = ids.index_select(0, counted)
+    experts = router.size(0)
+    n = max(1, h.size(0))
+    logits = torch.mm(h, router.t())
+    f = torch.bincount(ids.reshape(-1), None, experts).to(dtype=6) / n
+    mean = torch.softmax(logits, 1).sum(0) / n
+    lse = torch.logsumexp(logits, [1])
+    return ((f * mean).sum() * experts, (lse * lse).sum() / n)
+
+def router_sums(self, h: Tensor, router: Tensor, ids: Tensor, mask: Tensor, sums: Tensor) -> int:
+    return self.add_router_sums(torch.mm(h, router.t()), ids, mask, sums)
 
 # weights = [gate_up, down, A_gate_up, B_gate_up, A_down, B_down]
 def experts_plain(self, h: Tensor, ids: Tensor, combine: Tensor, weights: List[Tensor], scale: Tensor) -> Tensor:

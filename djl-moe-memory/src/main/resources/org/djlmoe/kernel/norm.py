@@ -35,7 +35,7 @@ def accumulate(self, into: Tensor, g: Tensor, x: Tensor, scale: float) -> int:
     return 0
 
 # How many rows of width h are about 256 Ki numbers.
-def norm_block(self, h: int) -> int:
+def rows_a_block(self, h: int) -> int:
     return max(1, 262144 // max(1, h))
 
 # The same for many rows, by blocks of them.
@@ -43,7 +43,7 @@ def rms_norm_rows(self, x: Tensor, gamma: Tensor, eps: float, y: Tensor) -> int:
     h = x.size(-1)
     rows = x.reshape([-1, h])
     out = y.view([-1, h])
-    block = self.norm_block(h)
+    block = self.rows_a_block(h)
     n = rows.size(0)
     for i in range((n + block - 1) // block):
         b = i * block
@@ -56,7 +56,7 @@ def rms_norm_rows_backward(self, x: Tensor, gamma: Tensor, eps: float, g: Tensor
     rows = x.reshape([-1, h])
     upstream = g.reshape([-1, h])
     out = dx.view([-1, h])
-    block = self.norm_block(h)
+    block = self.rows_a_block(h)
     n = rows.size(0)
     for i in range((n + block - 1) // block):
         b = i * block

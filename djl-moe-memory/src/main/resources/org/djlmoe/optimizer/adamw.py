@@ -4,21 +4,63 @@ def slabs(self, arrays: List[Tensor], start: List[int], length: List[int]) -> Li
         out.append(arrays[i].reshape([-1]).narrow(0, start[i], length[i]))
     return out
 
-def parts(self, bucket: Tensor, offset: List[int], length: List[int]) -> List[Tensor]:
+# A weight that is no single run of memory is refused: what is written to a copy would be lost.
+def places(self, weights: List[Tensor], start: List[int], length: List[int]) -> List[Tensor]:
     out = annotate(List[Tensor], [])
-    for i in range(len(offset)):
-        out.append(bucket.narrow(0, offset[i], length[i]))
+    for i in range(len(weights)):
+        out.append(weights[i].view([-1]).narrow(0, start[i], length[i]))
     return out
 
-def update(self, weights: List[Tensor], gradients: List[Tensor], exp_avg: Tensor, exp_avg_sq: Tensor, start: List[int], offset: List[int], length: List[int], step: List[int], lr: float, beta1: float, beta2: float, epsilon: float, decay: float, limit: float, divisor: float) -> int:
-    w = self.slabs(weights, start, length)
-    g = self.slabs(gradients, start, length)
-    m = self.parts(exp_avg, offset, length)
-    v = self.parts(exp_avg_sq, offset, length)
+# The state of a bucket of n elements: exp_avg, exp_avg_sq and, with half-precision weights, the master.
+def parts(self, state: Tensor, first: int, offset: List[int], length: List[int]) -> List[Tensor]:
+    out = annotate(List[Tensor], [])
+    for i in range(len(offset)):
+        out.append(state.narrow(0, first + offset[i], length[i]))
+    return out
+
+def floats(self, gradients: List[Tensor], scratch: Tensor, offset: List[int], length: List[int]) -> List[Tensor]:
+    out = annotate(List[Tensor], [])
+    for i in range(len(gradients)):
+        if gradients[i].dtype == 6:
+            out.append(gradients[i])
+        else:
+            wide = scratch.narrow(0, offset[i], length[i])
+            wide.copy_(gradients[i])
+            out.append(wide)
+    return out
+
+def update(self, weights: List[Tensor], gradients: List[Tensor], state: Tensor, n: int, master: bool, scratch: Tensor, start: List[int], offset: List[int], length: List[int], step: List[int], lr: float, beta1: float, beta2: float, epsilon: float, decay: float, limit: float, divisor: float) -> int:
+    w = self.places(weights, start, length)
+    g = self.floats(self.slabs(gradients, start, length), scratch, offset, length)
+    m = self.parts(state, 0, offset, length)
+    v = self.parts(state, n, offset, length)
     if limit > 0.0:
         for i in range(len(g)):
             g[i].clamp_(-limit, limit)
-    self.adamw(w, g, m, v, step, lr, beta1, beta2, epsilon, decay, divisor)
+    if master:
+        x = self.parts(state, 2 * n, offset, length)
+        self.adamw(x, g, m, v, step, lr, beta1, beta2, epsilon, decay, divisor)
+        for i in range(len(w)):
+            w[i].copy_(x[i])
+    else:
+        self.adamw(w, g, m, v, step, lr, beta1, beta2, epsilon, decay, divisor)
+    return 0
+
+def shrink(self, weights: List[Tensor], state: Tensor, n: int, master: bool, start: List[int], offset: List[int], length: List[int], factor: float) -> int:
+    w = self.places(weights, start, length)
+    if master:
+        x = self.parts(state, 2 * n, offset, length)
+        for i in range(len(w)):
+            x[i].mul_(factor)
+            w[i].copy_(x[i])
+    else:
+        for i in range(len(w)):
+            w[i].mul_(factor)
+    return 0
+
+def move(self, target: Tensor, source: Tensor, n: int, parts: int, first: int, last: int) -> int:
+    for i in range(parts):
+        target.narrow(0, i * n + first, last - first).copy_(source.narrow(0, i * n + first, last - first))
     return 0
 
 def sum_of_squares(self, gradient: Tensor, limit: float, chunk: int) -> float:
@@ -34,6 +76,9 @@ def sum_of_squares(self, gradient: Tensor, limit: float, chunk: int) -> float:
 
 def is_zero(self, x: Tensor) -> bool:
     return not bool(torch.any(x))
+
+def type_code(self, x: Tensor) -> float:
+    return float(int(x.dtype))
 
 def zero(self, arrays: List[Tensor]) -> int:
     for i in range(len(arrays)):

@@ -627,10 +627,13 @@ class PipelinedDispatchTest {
                         expected,
                         settings,
                         TorchKernels.nothing(),
+                        TorchKernels.nothing(),
+                        TorchKernels.nothing(),
                         ids,
                         c,
                         scratch,
-                        manager.zeros(x.getShape()));
+                        manager.zeros(x.getShape()),
+                        TorchKernels.nothing());
             }
             PipelinedDispatch dispatch =
                     PipelinedDispatch.builder()

@@ -1,5 +1,6 @@
 package org.djlmoe.inject;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertSame;
@@ -19,13 +20,26 @@ import ai.djl.training.tracker.Tracker;
 import com.google.inject.AbstractModule;
 import com.google.inject.Guice;
 import com.google.inject.Injector;
+import com.google.inject.Key;
 import com.google.inject.Module;
+import com.google.inject.ProvisionException;
 import com.google.inject.util.Modules;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
 import org.djlmoe.autograd.BoundedTrainer;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.maskcoft.ExpertPrior;
+import org.djlmoe.maskcoft.MaskCoFTSettings;
+import org.djlmoe.maskcoft.MaskCoFTStages;
+import org.djlmoe.maskcoft.MaskEstimator;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.model.MoeDecoder;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
@@ -35,6 +49,7 @@ import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
 import org.djlmoe.vocab.RingDtpLoss;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 
 class MoeMemoryModuleTest {
 
@@ -67,6 +82,16 @@ class MoeMemoryModuleTest {
 
     private static MoeMemoryModule module() {
         return new MoeMemoryModule(settings().build());
+    }
+
+    @Test
+    void optimizer_stateInFiles_sameLossesAndABadFolderIsRefused(@TempDir Path folder) {
+        assertArrayEquals(train(module()), train(with(b -> b.optStateDirectory(folder))));
+        ProvisionException e =
+                assertThrows(
+                        ProvisionException.class,
+                        () -> train(with(b -> b.optStateDirectory(folder.resolve("none")))));
+        assertTrue(e.getMessage().contains("none"), e.getMessage());
     }
 
     /** Trains two steps with what an injector makes; the loss before each and after both. */
@@ -191,6 +216,73 @@ class MoeMemoryModuleTest {
         }
     }
 
+    private static final MaskCoFTSettings RECIPE =
+            MaskCoFTSettings.builder()
+                    .optEstimator(MaskEstimator.dense(1))
+                    .optKept(3)
+                    .optMaskSteps(4)
+                    .optSteps(6)
+                    .optSoftShare(0.5)
+                    .optLearningRate(1e-2)
+                    .optAdapters(2, 4)
+                    .optSeed(5)
+                    .build();
+
+    /** Stages, estimator, prior, budget and optimizer from one object. */
+    @Test
+    void maskCoFT_trainerGoesThroughTheStages_andOnlyWhatIsDueMoves() {
+        Injector injector = Guice.createInjector(with(b -> b.optMaskCoFT(RECIPE)));
+        MaskCoFTStages stages =
+                injector.getInstance(new Key<Optional<MaskCoFTStages>>() {}).orElseThrow();
+        try (LanguageModel model = injector.getInstance(LanguageModel.class);
+                OffloadStreamAdamW optimizer = injector.getInstance(OffloadStreamAdamW.class);
+                BoundedTrainer trainer = injector.getInstance(BoundedTrainer.class)) {
+            List<MaskCoFTStages.Stage> seen = new ArrayList<>();
+            for (int step = 0; step < 10; step++) {
+                seen.add(stages.stage());
+                Map<String, float[]> before = weights(model);
+                trainer.notifyListeners(listener -> listener.onTrainingBatch(trainer, null));
+                step(trainer);
+                boolean mask = seen.get(step) == MaskCoFTStages.Stage.MASK;
+                weights(model)
+                        .forEach(
+                                (name, w) -> {
+                                    boolean due =
+                                            mask
+                                                    ? name.endsWith("mask_logits")
+                                                    : name.endsWith("mlp.gate.weight")
+                                                            || name.contains("lora_B");
+                                    boolean moved = !Arrays.equals(w, before.get(name));
+                                    // A moves from B's second step on.
+                                    assertTrue(
+                                            moved == due || (!mask && name.contains("lora_A")),
+                                            name + " " + moved);
+                                });
+            }
+            assertEquals(4, Collections.frequency(seen, MaskCoFTStages.Stage.MASK));
+            assertEquals(3, Collections.frequency(seen, MaskCoFTStages.Stage.ADAPT));
+            assertEquals(3, Collections.frequency(seen, MaskCoFTStages.Stage.ADAPT_SOFT));
+            assertTrue(stages.isDone());
+            assertEquals(3, stages.mask().count(1));
+            double moved = 0;
+            for (double t : stages.theta()[0]) {
+                moved = Math.max(moved, Math.abs(t));
+            }
+            assertTrue(moved > 0.1 && moved < 0.6, "theta after 4 steps of 0.1: " + moved);
+        }
+        assertEquals(SelectionPrior.additive(2), stages.prior(2).prior());
+        assertEquals(stages.mask(), stages.prior(2).mask());
+        assertEquals(4, stages.theta()[1].length);
+    }
+
+    private static Map<String, float[]> weights(LanguageModel model) {
+        Map<String, float[]> weights = new LinkedHashMap<>();
+        model.decoder()
+                .namedParameters()
+                .forEach((name, p) -> weights.put(name, p.getArray().toFloatArray()));
+        return weights;
+    }
+
     /** Whoever replaces one piece gets it in all that is made from it. */
     @Test
     void override_ofOneBinding_reachesTheRest() {
@@ -242,6 +334,16 @@ class MoeMemoryModuleTest {
         assertProblem("labelSmoothing must be", b -> b.optLabelSmoothing(1));
         assertProblem("zLoss must be", b -> b.optZLoss(Double.NaN));
         assertProblem("balance must be", b -> b.optBalance(-0.1));
+        assertProblem(
+                "maskCoFT has an estimator",
+                b -> b.optMaskCoFT(MaskCoFTSettings.builder().build()));
+        assertProblem(
+                "prior and maskCoFT",
+                b ->
+                        b.optMaskCoFT(RECIPE)
+                                .optPrior(
+                                        new ExpertPrior(
+                                                ExpertMask.all(2, 4), SelectionPrior.additive(1))));
         assertThrows(IllegalArgumentException.class, () -> new MoeMemoryModule(null));
     }
 

@@ -41,6 +41,8 @@ class ExpertKernelsTest {
     private static final double BOUND = 1e-5;
     private static final Set<Weights> ADAPTERS =
             EnumSet.of(Weights.GATE_UP_A, Weights.GATE_UP_B, Weights.DOWN_A, Weights.DOWN_B);
+    private static final Set<Weights> SHARED =
+            EnumSet.of(Weights.SHARED_GATE_UP, Weights.SHARED_DOWN, Weights.SHARED_GATE);
     private static final Set<Weights> EXPERTS = EnumSet.of(Weights.GATE_UP, Weights.DOWN);
 
     private NDManager manager;
@@ -63,13 +65,16 @@ class ExpertKernelsTest {
         final Map<Weights, double[]> weights = new EnumMap<>(Weights.class);
         double[] x;
         final double[] dy;
+        NaiveMoe.Losses losses = NaiveMoe.Losses.NONE;
 
         Layer(NaiveMoe.Settings settings, int tokens, boolean norm, long seed) {
             this.settings = settings;
             this.tokens = tokens;
             Random random = new Random(seed);
             for (Weights w : Weights.values()) {
-                if ((norm || w != Weights.NORM) && (settings.rank() > 0 || !ADAPTERS.contains(w))) {
+                if ((norm || w != Weights.NORM)
+                        && (settings.rank() > 0 || !ADAPTERS.contains(w))
+                        && (settings.shared() > 0 || !SHARED.contains(w))) {
                     weights.put(w, random(random, settings.size(w), 0.6));
                 }
             }
@@ -78,7 +83,7 @@ class ExpertKernelsTest {
         }
 
         NaiveMoe.Result reference(Function<double[], int[]> select) {
-            return NaiveMoe.run(settings, weights, select, x, dy);
+            return NaiveMoe.run(settings, weights, select, losses, x, dy);
         }
 
         NaiveMoe.Result reference() {
@@ -101,6 +106,9 @@ class ExpertKernelsTest {
         NDArray combine;
         NDArray y;
         NDArray dx;
+        NDArray balance;
+        NDArray z;
+        NDArray dcombine;
         final Map<Weights, NDArray> gradients = new EnumMap<>(Weights.class);
     }
 
@@ -162,10 +170,26 @@ class ExpertKernelsTest {
         run.combine = manager.full(routes, Float.NaN);
         run.y = manager.full(x.getShape(), Float.NaN);
         run.dx = manager.full(x.getShape(), Float.NaN);
+        run.dcombine = manager.full(routes, Float.NaN);
+        NDArray mask = mask(layer.losses);
+        NDArray sums = TorchKernels.nothing();
+        if (layer.losses != NaiveMoe.Losses.NONE) {
+            sums = manager.zeros(new Shape(2L * layer.settings.experts() + 2), DataType.FLOAT64);
+        }
         ExpertScratch scratch = ExpertScratch.forward(manager, rows, settings.topK(), weights);
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.route(
-                    x, i, chunks, weights, settings, selection, run.ids, run.combine, scratch);
+                    x,
+                    i,
+                    chunks,
+                    weights,
+                    settings,
+                    selection,
+                    mask,
+                    sums,
+                    run.ids,
+                    run.combine,
+                    scratch);
         }
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.forward(
@@ -173,6 +197,15 @@ class ExpertKernelsTest {
         }
         scratch.close();
         dirtyMemory(manager);
+        NDArray losses = TorchKernels.nothing();
+        if (sums.size() > 0) {
+            run.balance = manager.full(new Shape(), Float.NaN);
+            run.z = manager.full(new Shape(), Float.NaN);
+            ExpertKernels.routerLosses(sums, run.balance, run.z);
+            losses =
+                    ExpertKernels.routerLossGradients(
+                            manager, sums, layer.losses.balance(), layer.losses.z());
+        }
         scratch = ExpertScratch.backward(manager, rows, settings.topK(), weights);
         for (int i = 0; i < chunks; i++) {
             ExpertKernels.backward(
@@ -183,13 +216,26 @@ class ExpertKernelsTest {
                     weights,
                     gradients,
                     settings,
-                    TorchKernels.nothing(),
+                    losses,
+                    mask,
+                    selection.outside(),
                     run.ids,
                     run.combine,
                     scratch,
-                    run.dx);
+                    run.dx,
+                    run.dcombine);
         }
         return run;
+    }
+
+    private NDArray mask(NaiveMoe.Losses losses) {
+        boolean[] counted = losses.counted();
+        if (counted == null) {
+            return TorchKernels.nothing();
+        }
+        double[] numbers = new double[counted.length];
+        Arrays.setAll(numbers, t -> counted[t] ? 1 : 0);
+        return array(manager, numbers, numbers.length);
     }
 
     private static void assertEqual(NaiveMoe.Result expected, Run run, double bound) {
@@ -202,6 +248,117 @@ class ExpertKernelsTest {
         run.gradients.forEach(
                 (w, gradient) ->
                         assertClose(expected.gradients().get(w), gradient, bound, w.toString()));
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        // chunks, k, norm, renormalize, balance, z, mask
+        "1, 2, true, true, 0.7, 0, false",
+        "3, 2, true, false, 0.7, 0, false",
+        "1, 2, false, true, 0, 0.3, false",
+        "4, 2, true, true, 0.7, 0.3, true",
+        "2, 1, true, false, 0.7, 0.3, true",
+        "2, 5, true, true, 0.7, 0.3, false",
+        "14, 2, true, true, 0.7, 0.3, true"
+    })
+    void forwardAndBackward_routerLosses_valuesAndGradientsOfTheReference(
+            int chunks,
+            int topK,
+            boolean norm,
+            boolean renormalize,
+            double balance,
+            double z,
+            boolean masked) {
+        NaiveMoe.Settings settings =
+                new NaiveMoe.Settings(6, 5, 5, topK, 0, 1e-5, 0, true, renormalize);
+        Layer layer = new Layer(settings, 13, norm, 77L * chunks + topK);
+        boolean[] counted = new boolean[13];
+        for (int t = 0; t < 13; t++) {
+            counted[t] = t % 5 != 1 && t < 10;
+        }
+        layer.losses = new NaiveMoe.Losses(balance, z, masked ? counted : null);
+        NaiveMoe.Result expected = layer.reference();
+        for (int block : new int[] {13, 2}) {
+            Selection selection = new Selection(TorchKernels.nothing(), false, 0);
+            Run run = run(layer, chunks, Set.of(), selection, Map.of(), block);
+            assertEqual(expected, run, BOUND);
+            assertEquals(expected.balanceLoss(), run.balance.getFloat(), 1e-5);
+            assertEquals(expected.zLoss(), run.z.getFloat(), 1e-5 * expected.zLoss());
+        }
+    }
+
+    /** Both losses of constant logits are known: no softmax may be taken twice. */
+    @ParameterizedTest
+    @CsvSource({"1, 0", "2, 0", "2, 3", "6, -2"})
+    void routerLosses_constantLogits_kAndTheSquareOfLogE(int topK, double logit) {
+        NaiveMoe.Settings settings = new NaiveMoe.Settings(6, 5, 6, topK, 0, 0, 0, true, false);
+        Layer layer = new Layer(settings, 7, false, 3);
+        Arrays.fill(layer.x, 1);
+        double[] router = new double[6 * 6];
+        Arrays.fill(router, logit / 6);
+        layer.weights.put(Weights.ROUTER, router);
+        layer.losses = new NaiveMoe.Losses(0.5, 0.5, null);
+        Run run = run(layer, 2, Set.of());
+        assertEqual(layer.reference(), run, BOUND);
+        assertEquals(topK, run.balance.getFloat(), 1e-5 * topK);
+        double lse = logit + Math.log(6);
+        assertEquals(lse * lse, run.z.getFloat(), 1e-5 * lse * lse);
+    }
+
+    @Test
+    void routerLosses_noTokenCounts_zeroWithoutGradient() {
+        Layer layer = layer(5, 4, 2, 0, true, true);
+        NaiveMoe.Result expected = layer.reference();
+        layer.losses = new NaiveMoe.Losses(1, 1, new boolean[5]);
+        Run run = run(layer, 2, Set.of());
+        assertEqual(expected, run, BOUND);
+        assertEquals(0, run.balance.getFloat());
+        assertEquals(0, run.z.getFloat());
+    }
+
+    /** Padding may hold anything. */
+    @Test
+    void routerLosses_notANumberInPadding_theOthersCount() {
+        Layer layer = layer(6, 4, 2, 0, true, true);
+        layer.losses =
+                new NaiveMoe.Losses(1, 1, new boolean[] {true, true, true, true, true, false});
+        NaiveMoe.Result expected = layer.reference();
+        Arrays.fill(layer.x, 30, 36, Double.NaN);
+        Run run = run(layer, 1, Set.of());
+        assertEquals(expected.balanceLoss(), run.balance.getFloat(), 1e-5);
+        assertEquals(expected.zLoss(), run.z.getFloat(), 1e-5);
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        // tokens, chunks, S, norm, gated, rank, block
+        "13, 1, 5, true, true, 0, 13",
+        "13, 3, 9, true, true, 0, 5",
+        "13, 2, 3, true, false, 3, 2",
+        "13, 1, 9, false, true, 2, 4",
+        "13, 4, 9, false, false, 0, 13",
+        "1, 1, 4, true, true, 0, 1",
+        "0, 1, 4, true, true, 0, 1",
+        "2, 5, 4, true, true, 0, 1"
+    })
+    void forwardAndBackward_sharedExperts_equalTheReference(
+            int tokens, int chunks, int shared, boolean norm, boolean gated, int rank, int block) {
+        NaiveMoe.Settings settings =
+                new NaiveMoe.Settings(6, 5, 4, 2, rank, 1e-5, 1.5, norm, true, shared);
+        Layer layer = new Layer(settings, tokens, norm, 5L * tokens + shared);
+        if (!gated) {
+            layer.weights.remove(Weights.SHARED_GATE);
+        }
+        Selection selection = new Selection(TorchKernels.nothing(), false, 0);
+        Run run = run(layer, chunks, Set.of(), selection, Map.of(), block);
+        assertEqual(layer.reference(), run, BOUND);
+    }
+
+    @Test
+    void backward_frozenSharedExperts_otherGradientsUnchanged() {
+        NaiveMoe.Settings settings = new NaiveMoe.Settings(6, 5, 4, 2, 0, 1e-5, 0, true, true, 7);
+        Layer layer = new Layer(settings, 9, true, 8);
+        assertEqual(layer.reference(), run(layer, 2, SHARED), BOUND);
     }
 
     private static long[] flat(int[][] ids) {
@@ -331,10 +488,13 @@ class ExpertKernelsTest {
                 Collections.nCopies(8, TorchKernels.nothing()),
                 layer.kernelSettings(),
                 TorchKernels.nothing(),
+                TorchKernels.nothing(),
+                TorchKernels.nothing(),
                 run.ids,
                 run.combine,
                 ExpertScratch.backward(manager, 13, 2, weights),
-                run.dx);
+                run.dx,
+                TorchKernels.nothing());
         assertClose(layer.reference().dx(), run.dx, BOUND, "dx");
     }
 
@@ -500,10 +660,13 @@ class ExpertKernelsTest {
                 new ArrayList<>(run.gradients.values()),
                 layer.kernelSettings(),
                 TorchKernels.nothing(),
+                TorchKernels.nothing(),
+                TorchKernels.nothing(),
                 run.ids,
                 run.combine,
                 ExpertScratch.backward(manager, 13, 2, weights),
-                run.dx);
+                run.dx,
+                TorchKernels.nothing());
         NaiveMoe.Result expected = layer.reference();
         run.gradients.forEach(
                 (w, gradient) ->
@@ -552,7 +715,9 @@ class ExpertKernelsTest {
                             h,
                             weights.get(Weights.ROUTER),
                             settings,
-                            new Selection(TorchKernels.nothing(), false, 0));
+                            new Selection(TorchKernels.nothing(), false, 0),
+                            TorchKernels.nothing(),
+                            TorchKernels.nothing());
             List<NDArray> list = new ArrayList<>(weights.values()).subList(2, 8);
             NDArray y = ExpertKernels.expertsPlain(h, chosen.get(0), chosen.get(1), list, settings);
             assertArrayEquals(flat(expected.ids()), chosen.get(0).toLongArray());

@@ -57,6 +57,7 @@ class MoeBlockTest {
 
     private static final int HIDDEN = 6;
     private static final int EXPERTS = 4;
+    private static final int SHARED = 7;
     private static final Shape BATCH = new Shape(2, 5, HIDDEN);
     private static final double BOUND = 1e-5;
 
@@ -102,6 +103,7 @@ class MoeBlockTest {
         all.add(block.norm());
         all.add(block.router().weight());
         all.addAll(block.experts().weights());
+        all.addAll(block.sharedWeights());
         Map<Weights, Parameter> named = new EnumMap<>(Weights.class);
         for (Weights w : Weights.values()) {
             if (all.get(w.ordinal()) != null) {
@@ -119,11 +121,11 @@ class MoeBlockTest {
     }
 
     private static NaiveMoe.Result reference(MoeBlock block, double[] x, double[] dy) {
-        return reference(block, 0, x, dy);
+        return reference(block, NaiveMoe.Losses.NONE, x, dy);
     }
 
     private static NaiveMoe.Result reference(
-            MoeBlock block, double balance, double[] x, double[] dy) {
+            MoeBlock block, NaiveMoe.Losses losses, double[] x, double[] dy) {
         Map<Weights, double[]> weights = new EnumMap<>(Weights.class);
         parameters(block)
                 .forEach(
@@ -144,8 +146,9 @@ class MoeBlockTest {
                         1e-5,
                         adapters == null ? 0 : adapters.scale(),
                         true,
-                        true);
-        return NaiveMoe.run(settings, weights, NaiveMoe.topK(2), balance, x, dy);
+                        true,
+                        block.sharedExperts() == null ? 0 : SHARED);
+        return NaiveMoe.run(settings, weights, NaiveMoe.topK(2), losses, x, dy);
     }
 
     /** One forward and backward of sum(dy * y); returns y. */
@@ -190,49 +193,6 @@ class MoeBlockTest {
                                             BOUND,
                                             w.toString()));
         }
-    }
-
-    @ParameterizedTest
-    @ValueSource(ints = {1, 3, 4096})
-    void backward_balanceLoss_itsGradientIsAddedUnderAnyChunking(int chunkTokens) {
-        MoeBlock block = builder().optChunkTokens(chunkTokens).build();
-        block.setBalanceCoefficient(0.7);
-        try (Trainer trainer = trainer(block, true)) {
-            NDManager manager = trainer.getManager();
-            double[] input = random(new Random(3), 60, 1);
-            double[] upstream = random(new Random(4), 60, 1);
-            NDArray x = array(manager, input, 2, 5, HIDDEN);
-            x.setRequiresGradient(true);
-            differentiate(trainer, x, array(manager, upstream, 2, 5, HIDDEN));
-            NaiveMoe.Result expected = reference(block, 0.7, input, upstream);
-            assertClose(expected.dx(), x.getGradient(), BOUND, "dx");
-            parameters(block)
-                    .forEach(
-                            (w, p) ->
-                                    assertClose(
-                                            expected.gradients().get(w),
-                                            gradient(p),
-                                            BOUND,
-                                            "" + w));
-        }
-    }
-
-    @Test
-    void forward_balanceLossWithoutATape_refusedInTrainingAndIgnoredInInference() {
-        MoeBlock block = builder().build();
-        block.setBalanceCoefficient(0.1);
-        try (Trainer trainer = trainer(block, false)) {
-            NDArray x = trainer.getManager().ones(BATCH);
-            try (GradientCollector collector = trainer.newGradientCollector()) {
-                IllegalStateException e =
-                        assertThrows(
-                                IllegalStateException.class, () -> trainer.forward(new NDList(x)));
-                assertTrue(e.getMessage().contains("BoundedTrainer"), e.getMessage());
-            }
-            assertEquals(BATCH, trainer.evaluate(new NDList(x)).singletonOrThrow().getShape());
-        }
-        assertThrows(IllegalArgumentException.class, () -> block.setBalanceCoefficient(-1));
-        assertThrows(IllegalArgumentException.class, () -> block.setBalanceCoefficient(Double.NaN));
     }
 
     @Test

@@ -24,6 +24,7 @@ import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.autograd.Tape;
+import org.djlmoe.autograd.WorkerThread;
 import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.tier.FileTier;
 import org.djlmoe.tier.HostTier;
@@ -46,7 +47,7 @@ class OffloadSessionTest {
     private NDManager batch;
     private ScriptedTier tier;
     private SlotPool pool;
-    private TierThread thread;
+    private WorkerThread thread;
     private OffloadStatistics statistics;
 
     @BeforeEach
@@ -55,7 +56,7 @@ class OffloadSessionTest {
         batch = manager.newSubManager();
         tier = new ScriptedTier(new FileTier(directory));
         pool = new SlotPool(tier, 1 << 20);
-        thread = new TierThread();
+        thread = new WorkerThread("boundary-offload");
     }
 
     @AfterEach

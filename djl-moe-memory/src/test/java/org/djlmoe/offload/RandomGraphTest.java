@@ -21,6 +21,7 @@ import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.Segment;
 import org.djlmoe.autograd.SegmentContext;
 import org.djlmoe.autograd.Tape;
+import org.djlmoe.autograd.WorkerThread;
 import org.djlmoe.tier.HostTier;
 
 /** Any graph, any budget: the gradients of plain autograd, the budget kept, everything released. */
@@ -86,7 +87,7 @@ class RandomGraphTest {
             @ForAll @IntRange(max = 8) int slots) {
         float[] expected = gradient(seed, steps, null, false);
         float[] onDevice = gradient(seed, steps, BoundaryPolicy.ON_DEVICE, false);
-        try (TierThread thread = new TierThread();
+        try (WorkerThread thread = new WorkerThread("boundary-offload");
                 SlotPool pool = new SlotPool(new HostTier(), 4L * SIZE * slots)) {
             BoundaryPolicy offload =
                     home -> new OffloadSession(home, pool, thread, 1, statistics -> {});

@@ -460,10 +460,12 @@ class OffloadStreamAdamWTest {
         try (Bench bench = new Bench(builder().build()).with("w", new Shape(4), 1)) {
             NDArray weight = bench.weights.get("w");
             NDArray half = weight.toType(DataType.FLOAT16, true);
+            NDArray wide = weight.toType(DataType.FLOAT64, true);
             NDArray square = weight.reshape(2, 2);
             for (Slot slot :
                     List.of(
-                            new Slot("1", "the.path", half, weight),
+                            new Slot("1", "the.path", wide, weight),
+                            new Slot("1", "the.path", half, wide),
                             new Slot("1", "the.path", weight, half),
                             new Slot("1", "the.path", weight, square))) {
                 IllegalArgumentException e =

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
+import ai.djl.metric.Metrics;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
@@ -22,6 +23,7 @@ import ai.djl.nn.core.Linear;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.AdamW;
 import ai.djl.training.optimizer.Optimizer;
@@ -38,6 +40,7 @@ import java.util.function.Consumer;
 import org.djlmoe.autograd.BoundedTrainer;
 import org.djlmoe.autograd.ParameterPaths;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -46,6 +49,8 @@ class TrainersTest {
 
     private static final int ROWS = 8;
     private static final int WIDTH = 6;
+
+    @TempDir static Path folder;
 
     private static Block network() {
         return new SequentialBlock()
@@ -153,6 +158,51 @@ class TrainersTest {
 
         assertSame(stock, bounded, 0);
         assertSame(stock, slabs, 1e-7f);
+    }
+
+    /**
+     * Files and staging buffers change nothing, in slabs and with whatever a trainer hands over.
+     */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void step_stateElsewhere_sameWeightsToTheBit(boolean bounded) {
+        Map<String, float[]> memory = trained(network(), builder().optBucketElements(7), bounded);
+        for (OffloadStreamAdamW.Builder other :
+                List.of(
+                        builder().optFileTier(folder),
+                        builder().optStaged(true),
+                        builder().optFileTier(folder).optStaged(true))) {
+            assertSame(memory, trained(network(), other.optBucketElements(7), bounded), 0);
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void metricsListener_stepsAndBatches_oneFigureAStep(boolean bounded) {
+        try (OffloadStreamAdamW optimizer = builder().optStaged(true).build();
+                Run run = new Run(network(), optimizer, bounded)) {
+            Metrics metrics = new Metrics();
+            run.trainer.setMetrics(metrics);
+            TrainingListener listener = optimizer.metricsListener();
+            listener.onTrainingBatch(run.trainer, null);
+            run.train(1);
+            listener.onTrainingBatch(run.trainer, null);
+            run.train(1);
+            listener.onEpoch(run.trainer);
+            listener.onEpoch(run.trainer);
+            for (String name :
+                    List.of(
+                            "optimizer-fetch",
+                            "optimizer-update",
+                            "optimizer-write-back",
+                            "optimizer-stall")) {
+                assertEquals(2, metrics.getMetric(name).size(), name);
+            }
+            assertTrue(metrics.latestMetric("optimizer-update").getValue().doubleValue() > 0);
+            assertTrue(metrics.latestMetric("optimizer-fetch").getValue().doubleValue() > 0);
+            assertEquals(
+                    "Milliseconds", metrics.latestMetric("optimizer-stall").getUnit().getValue());
+        }
     }
 
     @Test

@@ -8,7 +8,7 @@ import java.util.List;
  * Reverse-mode differentiation of single numbers in double precision.
  *
  * <p>A reference written on it states only what is computed; its gradients follow from the
- * derivatives of the six operations below, and share nothing with the ones derived by hand for the
+ * derivatives of the few operations below, and share nothing with the ones derived by hand for the
  * kernels.
  */
 final class Graph {
@@ -85,6 +85,15 @@ final class Graph {
         return node(e, new Value[] {a}, e);
     }
 
+    Value log(Value a) {
+        return node(Math.log(a.number), new Value[] {a}, 1 / a.number);
+    }
+
+    /** 1 / (1 + e^-a). */
+    Value sigmoid(Value a) {
+        return divide(ONE, add(ONE, exp(sum(new double[] {-1}, a))));
+    }
+
     /** (a + shift)^-1/2. */
     Value inverseRoot(Value a, double shift) {
         double y = 1 / Math.sqrt(a.number + shift);
@@ -118,6 +127,15 @@ final class Graph {
         Value[] e = new Value[z.length];
         Arrays.setAll(e, i -> exp(sum(new double[] {1, -max}, z[i], ONE)));
         return normalize(e);
+    }
+
+    Value logSumExp(Value[] z) {
+        double max = Arrays.stream(z).mapToDouble(v -> v.number).max().orElseThrow();
+        double[] ones = new double[z.length];
+        Arrays.fill(ones, 1);
+        Value[] e = new Value[z.length];
+        Arrays.setAll(e, i -> exp(sum(new double[] {1, -max}, z[i], ONE)));
+        return sum(new double[] {1, max}, log(sum(ones, e)), ONE);
     }
 
     /** Every number divided by the sum of all. */

@@ -82,14 +82,14 @@ class ExpertMaskTest {
                 "null",
                 "[]",
                 "{",
-                "{\"num_experts\":4}",
-                "{\"kept\":[[0]]}",
-                "{\"num_experts\":4,\"kept\":[]}",
-                "{\"num_experts\":4,\"kept\":[null]}",
-                "{\"num_experts\":4,\"kept\":[[4]]}",
-                "{\"num_experts\":4,\"kept\":[[-1]]}",
-                "{\"num_experts\":4,\"kept\":[[1,1]]}",
-                "{\"num_experts\":4,\"kept\":[[1.5]]}"
+                "{\"experts\":4}",
+                "{\"mask\":[[0]]}",
+                "{\"experts\":4,\"mask\":[]}",
+                "{\"experts\":4,\"mask\":[null]}",
+                "{\"experts\":4,\"mask\":[[4]]}",
+                "{\"experts\":4,\"mask\":[[-1]]}",
+                "{\"experts\":4,\"mask\":[[1,1]]}",
+                "{\"experts\":4,\"mask\":[[1.5]]}"
             })
     void fromJson_badText_isRefused(String json) {
         assertThrows(IllegalArgumentException.class, () -> ExpertMask.fromJson(json));

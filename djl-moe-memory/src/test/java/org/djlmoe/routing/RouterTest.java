@@ -143,7 +143,17 @@ class RouterTest {
                 ExpertScratch.routing(manager, x.getShape().get(0), x.getShape().get(1));
         for (int i = 0; i < 2; i++) {
             ExpertKernels.route(
-                    x, i, 2, weights, settings, router.selection(manager), ids, combine, scratch);
+                    x,
+                    i,
+                    2,
+                    weights,
+                    settings,
+                    router.selection(manager),
+                    TorchKernels.nothing(),
+                    TorchKernels.nothing(),
+                    ids,
+                    combine,
+                    scratch);
         }
         return new NDList(ids, combine);
     }

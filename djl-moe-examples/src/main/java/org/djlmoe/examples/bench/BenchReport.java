@@ -10,10 +10,12 @@ import java.util.Map;
 
 /**
  * The figures of a benchmark. As JSON: {@code {bench, settings, cases: [{name, seconds, peak_mb,
- * loss_rel_error, grad_rel_error}], ratios: {time, peak}}}.
+ * loss_rel_error, grad_rel_error}], ratios: {time, peak}}}, where ratios may have further times of
+ * a case over another's.
  *
  * @param bench the benchmark's name
- * @param settings the shape of the problem; {@code ours} and {@code baseline} name cases
+ * @param settings the shape of the problem; {@code ours} and {@code baseline} name cases, {@code
+ *     pairs} is a list of further {@code CASE/CASE} whose times are compared
  * @param cases one entry a case
  */
 public record BenchReport(String bench, Map<String, Object> settings, List<Result> cases) {
@@ -74,6 +76,29 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
                 : Double.NaN;
     }
 
+    /** Times of cases over others', by pair; of those that were run. */
+    private Map<String, Double> pairs() {
+        Map<String, Double> ratios = new LinkedHashMap<>();
+        if (settings.get("pairs") instanceof List<?> pairs) {
+            for (Object pair : pairs) {
+                String[] names = pair.toString().split("/");
+                double time = seconds(names[0]) / seconds(names[1]);
+                if (!Double.isNaN(time)) {
+                    ratios.put(pair.toString(), time);
+                }
+            }
+        }
+        return ratios;
+    }
+
+    private double seconds(String name) {
+        return cases.stream()
+                .filter(c -> c.name().equals(name))
+                .mapToDouble(Result::seconds)
+                .findFirst()
+                .orElse(Double.NaN);
+    }
+
     /**
      * Returns the median.
      *
@@ -109,6 +134,7 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
         Map<String, Object> ratios = new LinkedHashMap<>();
         ratios.put("time", timeRatio());
         ratios.put("peak", peakRatio());
+        ratios.putAll(pairs());
         Map<String, Object> report = new LinkedHashMap<>();
         report.put("bench", bench);
         report.put("settings", settings);
@@ -147,6 +173,13 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
                     timeRatio(),
                     peakRatio());
         }
+        pairs().forEach(
+                        (pair, time) ->
+                                out.printf(
+                                        Locale.ROOT,
+                                        "%s: time %.3fx%n",
+                                        pair.replace("/", " over "),
+                                        time));
     }
 
     private static String error(double value) {

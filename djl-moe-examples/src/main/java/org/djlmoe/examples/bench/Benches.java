@@ -63,6 +63,40 @@ public final class Benches {
     }
 
     /**
+     * Returns the cases of an AdamW step: DJL's with either allocator, PyTorch's fused kernel
+     * alone, ours with its state in memory, staged and in files, warm and cold, and the time that a
+     * disk takes to read and write the bytes of the state.
+     *
+     * @return the cases
+     */
+    public static List<Case> optimizer() {
+        Class<OptimizerWorkload> step = OptimizerWorkload.class;
+        Case fused = new Case(OptimizerWorkload.FUSED, step, null);
+        return List.of(
+                new Case(OptimizerWorkload.DJL, step, null),
+                new Case(OptimizerWorkload.DJL_DEFAULT, step, null, true),
+                fused,
+                new Case(OptimizerWorkload.MEMORY, step, fused),
+                new Case(OptimizerWorkload.STAGED, step, fused),
+                new Case(OptimizerWorkload.FILE, step, fused),
+                new Case(OptimizerWorkload.FILE_COLD, step, fused),
+                new Case(OptimizerWorkload.RAW, RawFileWorkload.class, null));
+    }
+
+    /**
+     * Returns which of the optimizer's times are compared beside ours with DJL's.
+     *
+     * @return pairs {@code CASE/CASE}
+     */
+    public static List<String> optimizerPairs() {
+        return List.of(
+                OptimizerWorkload.MEMORY + "/" + OptimizerWorkload.DJL_DEFAULT,
+                OptimizerWorkload.MEMORY + "/" + OptimizerWorkload.FUSED,
+                OptimizerWorkload.FILE + "/" + OptimizerWorkload.MEMORY,
+                OptimizerWorkload.FILE_COLD + "/" + OptimizerWorkload.RAW);
+    }
+
+    /**
      * Returns the cases of the drop-in example, compared with the program as it was.
      *
      * @return the cases

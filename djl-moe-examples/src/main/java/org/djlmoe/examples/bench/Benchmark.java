@@ -171,7 +171,9 @@ public final class Benchmark {
         List<List<Double>> seconds = new ArrayList<>();
         try {
             for (Case each : cases) {
-                ChildJvm child = ChildJvm.start(each, settings, Allocator.POOLED, folder);
+                Allocator allocator =
+                        each.defaultAllocator() ? Allocator.DEFAULT : Allocator.POOLED;
+                ChildJvm child = ChildJvm.start(each, settings, allocator, folder);
                 children.add(child);
                 child.warmUp();
                 seconds.add(new ArrayList<>());

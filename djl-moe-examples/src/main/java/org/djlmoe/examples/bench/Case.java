@@ -7,5 +7,20 @@ package org.djlmoe.examples.bench;
  * @param workload what it does
  * @param reference what its loss and gradients are compared with, or null if it is a reference
  *     itself
+ * @param defaultAllocator whether times are taken with the C allocator as it is, and not with one
+ *     that keeps what is freed
  */
-public record Case(String name, Class<? extends Workload> workload, Case reference) {}
+public record Case(
+        String name, Class<? extends Workload> workload, Case reference, boolean defaultAllocator) {
+
+    /**
+     * Creates a case whose times are taken with an allocator that keeps what is freed.
+     *
+     * @param name its name
+     * @param workload what it does
+     * @param reference what it is compared with, or null
+     */
+    public Case(String name, Class<? extends Workload> workload, Case reference) {
+        this(name, workload, reference, false);
+    }
+}

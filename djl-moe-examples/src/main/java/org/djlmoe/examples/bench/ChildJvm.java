@@ -32,6 +32,8 @@ final class ChildJvm implements AutoCloseable {
                         "MALLOC_ARENA_MAX", "1",
                         "MALLOC_MMAP_THRESHOLD_", "4294967296",
                         "MALLOC_TRIM_THRESHOLD_", "17179869184")),
+        /** As a Java program has it that sets nothing. */
+        DEFAULT(Map.of()),
         /** Gives back what is freed: for peaks, never for times. */
         EXACT(Map.of("MALLOC_ARENA_MAX", "1", "MALLOC_MMAP_THRESHOLD_", "1048576"));
 

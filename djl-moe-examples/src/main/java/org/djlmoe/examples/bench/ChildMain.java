@@ -64,6 +64,7 @@ final class ChildMain {
 
     private static String obey(String line, Workload workload) throws IOException {
         if (line.equals("run")) {
+            workload.prepare();
             long start = System.nanoTime();
             workload.run();
             return String.valueOf((System.nanoTime() - start) / 1e9);
@@ -71,6 +72,7 @@ final class ChildMain {
             workload.warmUp();
             return "warm";
         } else if (line.equals("peak")) {
+            workload.prepare();
             System.gc();
             try (PeakMeter meter = PeakMeter.start()) {
                 workload.run();

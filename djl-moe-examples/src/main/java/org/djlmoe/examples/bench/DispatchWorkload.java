@@ -53,7 +53,10 @@ public final class DispatchWorkload implements Workload {
                 settings.name().equals(PIPELINED)
                         ? settings.number("chunks")
                         : Integer.parseInt(settings.name().substring(1));
-        weights = new ArrayList<>(Collections.nCopies(8, TorchKernels.nothing()));
+        weights =
+                new ArrayList<>(
+                        Collections.nCopies(
+                                ExpertKernels.Weights.values().length, TorchKernels.nothing()));
         weights.set(ExpertKernels.Weights.ROUTER.ordinal(), problem.router);
         stack();
         for (NDArray weight : weights) {
@@ -106,7 +109,17 @@ public final class DispatchWorkload implements Workload {
             NDArray combine = pass.create(routes);
             try (ExpertScratch scratch = ExpertScratch.forward(pass, rows, problem.topK, weights)) {
                 ExpertKernels.route(
-                        problem.x, 0, 1, weights, settings, selection, ids, combine, scratch);
+                        problem.x,
+                        0,
+                        1,
+                        weights,
+                        settings,
+                        selection,
+                        TorchKernels.nothing(),
+                        TorchKernels.nothing(),
+                        ids,
+                        combine,
+                        scratch);
                 ExpertKernels.forward(problem.x, 0, 1, weights, settings, ids, combine, scratch, y);
             }
             meanSquare();
@@ -121,10 +134,13 @@ public final class DispatchWorkload implements Workload {
                         gradients,
                         settings,
                         TorchKernels.nothing(),
+                        TorchKernels.nothing(),
+                        TorchKernels.nothing(),
                         ids,
                         combine,
                         scratch,
-                        dx);
+                        dx,
+                        TorchKernels.nothing());
             }
         }
     }
@@ -140,8 +156,8 @@ public final class DispatchWorkload implements Workload {
             }
         }
         loss = (float) (sum / y.size());
-        y.copyTo(dy);
-        dy.muli(2.0 / y.size());
+        // DJL's copyTo goes through a buffer of that size
+        dy.muli(0).addi(y).muli(2.0 / y.size());
     }
 
     @Override

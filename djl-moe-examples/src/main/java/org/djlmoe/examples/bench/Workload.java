@@ -9,6 +9,9 @@ import java.util.Map;
  */
 public interface Workload extends AutoCloseable {
 
+    /** Does what comes before a run and is no part of its time. */
+    default void prepare() {}
+
     /** Runs once. The first run is not measured, and brings gradients into being. */
     void run();
 

@@ -9,9 +9,11 @@ import java.util.concurrent.Callable;
 import org.djlmoe.examples.bench.BenchReport;
 import org.djlmoe.examples.bench.Benches;
 import org.djlmoe.examples.bench.Case;
+import org.djlmoe.examples.bench.OptimizerWorkload;
 import org.djlmoe.examples.bench.PeakFit;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.tier.FileTier;
+import org.djlmoe.tier.MappedFileTier;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
@@ -34,6 +36,7 @@ import picocli.CommandLine.Spec;
             BenchCommand.Vocab.class,
             BenchCommand.Dispatch.class,
             BenchCommand.Checkpoint.class,
+            BenchCommand.Optimizer.class,
             BenchCommand.DropIn.class
         })
 final class BenchCommand implements Runnable {
@@ -263,6 +266,59 @@ final class BenchCommand implements Runnable {
             settings.put("intermediate", intermediate);
             settings.put("tier", tier.toString());
             return bench.run("checkpoint", settings, Benches.checkpoint(), options);
+        }
+    }
+
+    @Command(
+            name = "optimizer",
+            description =
+                    "A step of AdamW: OffloadStreamAdamW with its state in memory and in files beside"
+                            + " DJL's AdamW and PyTorch's bare fused kernel.",
+            mixinStandardHelpOptions = true,
+            versionProvider = Moe.Version.class,
+            sortOptions = false)
+    static final class Optimizer implements Callable<Integer> {
+
+        @Mixin private CommonOptions options;
+        @Mixin private BenchOptions bench;
+
+        @Option(
+                names = "--parameters",
+                defaultValue = "100000000",
+                description = "Elements in all (default: ${DEFAULT-VALUE}).")
+        private int parameters;
+
+        @Option(
+                names = "--array",
+                defaultValue = "4000000",
+                description = "Elements of one weight (default: ${DEFAULT-VALUE}).")
+        private int array;
+
+        @Option(
+                names = "--bucket",
+                defaultValue = "4194304",
+                description = "Elements of a bucket (default: ${DEFAULT-VALUE}).")
+        private int bucket;
+
+        @Option(
+                names = "--tier",
+                paramLabel = "DIR",
+                defaultValue = "${sys:java.io.tmpdir}",
+                description = "Where state is stored, on a disk (default: ${DEFAULT-VALUE}).")
+        private Path tier;
+
+        @Override
+        public Integer call() throws IOException {
+            Map<String, Object> settings =
+                    settings(OptimizerWorkload.MEMORY, OptimizerWorkload.DJL, options);
+            // Known before the first case has run, not after minutes.
+            new MappedFileTier(tier).close();
+            settings.put("parameters", parameters);
+            settings.put("array", array);
+            settings.put("bucket", bucket);
+            settings.put("tier", tier.toString());
+            settings.put("pairs", Benches.optimizerPairs());
+            return bench.run("optimizer", settings, Benches.optimizer(), options);
         }
     }
 

@@ -120,7 +120,7 @@ record CheckpointFolder(Path path, MoeConfig config) {
                             + " has no "
                             + ExpertPrior.FILE);
         }
-        SelectionPrior chosen =
+        return own.withPrior(
                 hard
                         ? SelectionPrior.hardMask()
                         : own.prior().isHardMask()
@@ -129,8 +129,7 @@ record CheckpointFolder(Path path, MoeConfig config) {
                                         own.prior().form(),
                                         beta,
                                         own.prior().protectedTop(),
-                                        own.prior().logitRange());
-        return new ExpertPrior(own.mask(), chosen);
+                                        own.prior().logitRange()));
     }
 
     private static double beta(String text) {

@@ -16,6 +16,7 @@ import picocli.CommandLine.Mixin;
 @Command(
         name = "corpus",
         description = "Show the languages, documents and bytes of the parliament transcripts.",
+        subcommands = TasksCommand.class,
         mixinStandardHelpOptions = true,
         versionProvider = Moe.Version.class,
         sortOptions = false)

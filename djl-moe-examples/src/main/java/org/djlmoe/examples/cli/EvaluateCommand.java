@@ -14,6 +14,12 @@ import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.cache.ExpertTrace;
 import org.djlmoe.cache.LoadReplay;
 import org.djlmoe.cache.ReplayResult;
+import org.djlmoe.examples.tasks.TaskFile;
+import org.djlmoe.examples.tasks.TaskItem;
+import org.djlmoe.examples.text.ByteLevelTokenizer;
+import org.djlmoe.training.ChoiceEvaluation;
+import org.djlmoe.training.ChoiceQuestion;
+import org.djlmoe.training.LanguageModel;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
@@ -58,10 +64,23 @@ final class EvaluateCommand implements Callable<Integer> {
             description = "Write which experts each token went to; gzip if it ends in .gz.")
     private String traceFile;
 
+    @Option(
+            names = "--tasks",
+            paramLabel = "FILE",
+            description =
+                    "Also answer the multiple-choice questions of a file of JSON lines, as moe corpus"
+                            + " tasks writes it: accuracy by length-normalised log-likelihood.")
+    private Path tasksFile;
+
     @Mixin private CommonOptions options;
 
     @Override
     public Integer call() throws IOException {
+        List<TaskItem> items = null;
+        if (tasksFile != null) {
+            Arguments.inputFile("--tasks", tasksFile);
+            items = TaskFile.read(tasksFile);
+        }
         Path target = null;
         if (traceFile != null) {
             target = Arguments.outputFileInPlace("--trace", traceFile);
@@ -74,7 +93,17 @@ final class EvaluateCommand implements Callable<Integer> {
         int size = cache == null ? defaultCache(folder.config().numExperts(), topK) : cache;
         Arguments.cache(size, topK);
 
-        HeldOutText.Run run = text.evaluate(folder, options);
+        List<ChoiceQuestion> questions = items == null ? List.of() : tokenize(items);
+        ChoiceEvaluation[] answered = new ChoiceEvaluation[1];
+        HeldOutText.Run run =
+                text.evaluate(
+                        folder,
+                        options,
+                        model -> {
+                            if (!questions.isEmpty()) {
+                                answered[0] = answer(model, questions);
+                            }
+                        });
         ExpertTrace trace = run.evaluation().trace();
         List<ReplayResult> replayed =
                 LoadReplay.builder().setCapacity(size).build().run(trace, POLICIES);
@@ -101,7 +130,8 @@ final class EvaluateCommand implements Callable<Integer> {
                         size,
                         replayed.get(0).startedCold(),
                         loads,
-                        traceFile);
+                        traceFile,
+                        TaskFigures.of(answered[0]));
         print(report, run, trace);
         options.writeJson(report);
         return ExitCodes.OK;
@@ -117,6 +147,27 @@ final class EvaluateCommand implements Callable<Integer> {
         return "a cache of "
                 + topK
                 + " holds the experts of the last token and no others, whatever the policy";
+    }
+
+    private static List<ChoiceQuestion> tokenize(List<TaskItem> items) throws IOException {
+        try (ByteLevelTokenizer tokenizer = new ByteLevelTokenizer()) {
+            return TaskFile.tokenize(items, tokenizer);
+        }
+    }
+
+    private ChoiceEvaluation answer(LanguageModel model, List<ChoiceQuestion> questions) {
+        int choices = questions.stream().mapToInt(q -> q.choices().size()).sum();
+        long[] before = {0};
+        try (ProgressBar bar = options.progress("answering", choices).optUnit("choices").build()) {
+            return ChoiceEvaluation.of(
+                    model,
+                    questions,
+                    options.seed(),
+                    done -> {
+                        bar.advance(done - before[0]);
+                        before[0] = done;
+                    });
+        }
     }
 
     private static double[][] shares(ExpertTrace trace) {
@@ -166,6 +217,9 @@ final class EvaluateCommand implements Callable<Integer> {
         if (report.cache() == trace.topK()) {
             out.println(noChoice(trace.topK()));
         }
+        if (report.tasks() != null) {
+            report.tasks().print(out);
+        }
         if (report.trace() != null) {
             out.printf(Locale.ROOT, "trace written to %s%n", report.trace());
         }
@@ -188,5 +242,6 @@ final class EvaluateCommand implements Callable<Integer> {
             int cache,
             boolean started_cold,
             Map<String, Double> loads_per_token,
-            String trace) {}
+            String trace,
+            TaskFigures tasks) {}
 }

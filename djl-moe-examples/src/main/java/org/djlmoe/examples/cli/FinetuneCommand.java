@@ -1,7 +1,6 @@
 package org.djlmoe.examples.cli;
 
 import java.io.IOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
 import java.util.concurrent.Callable;
@@ -15,9 +14,12 @@ import org.djlmoe.examples.text.TextData;
 import org.djlmoe.maskcoft.CoAdaptation;
 import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.maskcoft.MaskCoFT;
+import org.djlmoe.maskcoft.MaskEstimator;
+import org.djlmoe.model.MoeConfig;
 import org.djlmoe.plan.MemoryPlan;
 import org.djlmoe.plan.PeakMeter;
 import org.djlmoe.plan.PlanSettings;
+import org.djlmoe.routing.MaskedWeights;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
 import picocli.CommandLine.Command;
@@ -113,6 +115,51 @@ final class FinetuneCommand implements Callable<Integer> {
                     "maskcoft: experts a layer that the mask keeps (default: three quarters).")
     private Integer kept;
 
+    @Option(
+            names = "--kept-total",
+            description =
+                    "maskcoft: experts that all layers keep together, in place of --kept; how they"
+                            + " are shared is learnt.")
+    private Integer keptTotal;
+
+    /** How the mask's gradient is estimated. */
+    enum Estimator {
+        /** From forward losses. */
+        PLACKETT_LUCE,
+        /** Straight through. */
+        GUMBEL,
+        /** Straight through, dropped experts too. */
+        DENSE
+    }
+
+    @Option(
+            names = "--estimator",
+            description =
+                    "maskcoft: how the mask learns, ${COMPLETION-CANDIDATES}: from forward losses,"
+                            + " straight through, or straight through with --excluded dropped"
+                            + " experts a token (default: plackett_luce).")
+    private Estimator estimator;
+
+    @Option(
+            names = "--excluded",
+            description = "--estimator dense: dropped experts that run a token (default: 1).")
+    private Integer excluded;
+
+    @Option(
+            names = "--load-weight",
+            description =
+                    "maskcoft, plackett_luce: adds this times the replayed loads a token to the loss"
+                            + " of a mask (default: 0).")
+    private Double loadWeight;
+
+    @Option(
+            names = "--mask-weights",
+            description =
+                    "maskcoft: combine weights under the mask from the softmax over ${COMPLETION-CANDIDATES}"
+                            + " experts; the same where the model divides them by their sum (default:"
+                            + " all).")
+    private MaskedWeights maskWeights;
+
     @Override
     public Integer call() throws IOException {
         Arguments.positive("--steps", steps);
@@ -136,12 +183,7 @@ final class FinetuneCommand implements Callable<Integer> {
                             + start.config().maxPositionEmbeddings()
                             + " tokens at most");
         }
-        if (kept != null && method != Method.MASKCOFT) {
-            throw new UserError("--kept goes with --method maskcoft");
-        }
-        if (kept != null) {
-            Arguments.kept(kept, start.config().topK(), start.config().numExperts());
-        }
+        checkMaskOptions(start.config());
         TextData text = TextData.load(only, sequence);
         PackedBatches batches = text.train().batches(batch, options.seed());
         // No more rows at a time than the plan is made for.
@@ -161,14 +203,13 @@ final class FinetuneCommand implements Callable<Integer> {
                 LanguageModel model = start.load(Memory.chunks(plan))) {
             double before = Evaluation.of(model, validation, t -> {}).perplexity();
             long begin = System.nanoTime();
-            ExpertPrior prior = null;
+            MaskCoFT.Result result = null;
             float[] losses;
             long tokens;
             try (StageProgress progress = new StageProgress(options)) {
                 if (method == Method.MASKCOFT) {
-                    MaskCoFT.Result result = maskcoft(model, batches, validation, progress);
+                    result = maskcoft(model, batches, validation, progress);
                     losses = result.losses();
-                    prior = result.prior();
                 } else {
                     losses = adapt(model, batches, progress);
                 }
@@ -176,11 +217,12 @@ final class FinetuneCommand implements Callable<Integer> {
             }
             double seconds = (System.nanoTime() - begin) / 1e9;
             model.decoder().moeBlocks().forEach(layer -> layer.experts().mergeAdapters());
+            ExpertPrior prior = result == null ? null : result.prior();
             if (prior != null) {
                 prior.apply(model.decoder());
             }
             double after = Evaluation.of(model, validation, t -> {}).perplexity();
-            save(model, prior, folder);
+            save(model, result, folder);
             Report report =
                     new Report(
                             method.name().toLowerCase(Locale.ROOT),
@@ -202,6 +244,57 @@ final class FinetuneCommand implements Callable<Integer> {
         return ExitCodes.OK;
     }
 
+    private void checkMaskOptions(MoeConfig config) {
+        if (method != Method.MASKCOFT) {
+            refuse("--kept", kept);
+            refuse("--kept-total", keptTotal);
+            refuse("--estimator", estimator);
+            refuse("--excluded", excluded);
+            refuse("--load-weight", loadWeight);
+            refuse("--mask-weights", maskWeights);
+        }
+        if (kept != null) {
+            Arguments.kept(kept, config.topK(), config.numExperts());
+        }
+        if (keptTotal != null) {
+            int least = config.topK() * config.numLayers();
+            int most = config.numExperts() * config.numLayers();
+            if (kept != null) {
+                throw new UserError("--kept and --kept-total exclude each other");
+            }
+            if (keptTotal < least || keptTotal > most) {
+                throw new UserError(
+                        "--kept-total must be from "
+                                + least
+                                + " (top-k in every layer) to "
+                                + most
+                                + " (all experts), not "
+                                + keptTotal);
+            }
+        }
+        if (excluded != null) {
+            Arguments.positive("--excluded", excluded);
+            if (estimator != Estimator.DENSE) {
+                throw new UserError("--excluded goes with --estimator dense");
+            }
+        }
+        if (loadWeight != null) {
+            if (!(loadWeight >= 0 && Double.isFinite(loadWeight))) {
+                throw new UserError("--load-weight must be 0 or more, not " + loadWeight);
+            }
+            if (estimator != null && estimator != Estimator.PLACKETT_LUCE) {
+                throw new UserError(
+                        "--load-weight goes with --estimator plackett_luce: loads have no gradient");
+            }
+        }
+    }
+
+    private static void refuse(String option, Object value) {
+        if (value != null) {
+            throw new UserError(option + " goes with --method maskcoft");
+        }
+    }
+
     private MaskCoFT.Result maskcoft(
             LanguageModel model,
             PackedBatches batches,
@@ -219,6 +312,23 @@ final class FinetuneCommand implements Callable<Integer> {
                         .optSeed(options.seed());
         if (kept != null) {
             recipe.optKept(kept);
+        }
+        if (keptTotal != null) {
+            recipe.optKeptTotal(keptTotal);
+        }
+        if (estimator != null) {
+            recipe.optEstimator(
+                    switch (estimator) {
+                        case PLACKETT_LUCE -> MaskEstimator.plackettLuce();
+                        case GUMBEL -> MaskEstimator.gumbel();
+                        case DENSE -> MaskEstimator.dense(excluded == null ? 1 : excluded);
+                    });
+        }
+        if (loadWeight != null) {
+            recipe.optLoadWeight(loadWeight);
+        }
+        if (maskWeights != null) {
+            recipe.optWeights(maskWeights);
         }
         return recipe.build()
                 .run(
@@ -246,13 +356,13 @@ final class FinetuneCommand implements Callable<Integer> {
                                 progress.step("training", step, total, tokens, loss));
     }
 
-    private static void save(LanguageModel model, ExpertPrior prior, Path folder)
+    private static void save(LanguageModel model, MaskCoFT.Result result, Path folder)
             throws IOException {
         // One from an earlier run into this folder would be applied to these weights.
-        Files.deleteIfExists(folder.resolve(ExpertPrior.FILE));
+        ExpertPrior.delete(folder);
         model.save(folder, SaveOptions.builder().build());
-        if (prior != null) {
-            prior.save(folder);
+        if (result != null) {
+            result.save(folder);
         }
         try (ByteLevelTokenizer tokenizer = new ByteLevelTokenizer()) {
             tokenizer.save(folder);

@@ -5,6 +5,7 @@ import java.util.LinkedHashMap;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Objects;
+import java.util.function.Consumer;
 import org.djlmoe.data.PackedTokens;
 import org.djlmoe.examples.text.Language;
 import org.djlmoe.examples.text.TextData;
@@ -80,6 +81,16 @@ final class HeldOutText {
 
     /** Evaluates the model of a folder. */
     Run evaluate(CheckpointFolder folder, CommonOptions options) throws IOException {
+        return evaluate(folder, options, model -> {});
+    }
+
+    /**
+     * Evaluates the model of a folder.
+     *
+     * @param also what else to do with the model, under the same prior
+     */
+    Run evaluate(CheckpointFolder folder, CommonOptions options, Consumer<LanguageModel> also)
+            throws IOException {
         int wanted = Objects.requireNonNullElse(rows, 256);
         int rowsAtOnce = Objects.requireNonNullElse(batch, 16);
         int longest = folder.config().maxPositionEmbeddings();
@@ -116,6 +127,8 @@ final class HeldOutText {
                                 before[0] = done;
                             });
             double seconds = (System.nanoTime() - start) / 1e9;
+            bar.close();
+            also.accept(model);
             return new Run(
                     evaluation,
                     seconds,

@@ -37,6 +37,8 @@ public final class Moe implements Runnable {
                 new FinetuneCommand(),
                 new EvaluateCommand(),
                 new ReplayCommand(),
+                new GenerateCommand(),
+                new StudyCommand(),
                 new BenchCommand(),
                 new CorpusCommand());
     }

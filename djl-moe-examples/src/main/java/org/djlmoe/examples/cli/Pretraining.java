@@ -1,7 +1,6 @@
 package org.djlmoe.examples.cli;
 
 import java.io.IOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
 import org.djlmoe.checkpoint.SaveOptions;
@@ -87,7 +86,7 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
             double seconds = (System.nanoTime() - start) / 1e9;
             long peak = meter.stop().peakBytes();
             // One from an earlier run into this folder would be applied to these weights.
-            Files.deleteIfExists(folder.resolve(ExpertPrior.FILE));
+            ExpertPrior.delete(folder);
             model.save(folder, SaveOptions.builder().optDtype(DType.BF16).build());
             try (ByteLevelTokenizer tokenizer = new ByteLevelTokenizer()) {
                 tokenizer.save(folder);

@@ -180,8 +180,8 @@ public record DemoReport(
                                 result.controlValidation(),
                                 sweep.withinLimit()
                                         ? ""
-                                        : "; no beta kept that limit, so the one of lowest"
-                                                + " perplexity was taken"))
+                                        : "; no beta kept that limit, so it became 1.01"
+                                                + " times the lowest perplexity of all"))
                 .addTable(sweepTable(sweep))
                 .addHeading("Memory")
                 .addCharts(

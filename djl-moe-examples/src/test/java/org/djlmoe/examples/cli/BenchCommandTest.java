@@ -35,7 +35,8 @@ class BenchCommandTest {
         "checkpoint --tokens 64 --hidden 16 --layers 2 --heads 2 --window 16 --intermediate 24, 4, 1e-5",
         "dispatch --tokens 60 --hidden 8 --inner 12 --experts 5 --top-k 2 --chunks 3 --fit, 3, 1e-5",
         // the scale of a norm before another norm has next to no gradient, mostly rounding
-        "dropin --batch 2 --sequence 8 --hidden 16 --layers 2 --heads 2 --vocab 50, 2, 1e-4"
+        "dropin --batch 2 --sequence 8 --hidden 16 --layers 2 --heads 2 --vocab 50, 2, 1e-4",
+        "optimizer --parameters 1000 --array 300 --bucket 128, 8, 1e-3"
     })
     void bench_smallShape_givesTheFormOfJsonAndErrorsOfRounding(
             String line, int cases, double tolerance) {
@@ -45,7 +46,8 @@ class BenchCommandTest {
         JsonObject report = JsonParser.parseString(out.toString()).getAsJsonObject();
         assertEquals(line.split(" ")[0], report.get("bench").getAsString());
         String baseline = report.getAsJsonObject("settings").get("baseline").getAsString();
-        Map<String, String> baselines = Map.of("checkpoint", "memory", "dispatch", "k1");
+        Map<String, String> baselines =
+                Map.of("checkpoint", "memory", "dispatch", "k1", "optimizer", "djl-adamw");
         assertEquals(baselines.getOrDefault(line.split(" ")[0], "stock"), baseline);
         if (line.contains("--fit")) {
             assertEquals(5, report.getAsJsonObject("fit").getAsJsonArray("peaks").size());

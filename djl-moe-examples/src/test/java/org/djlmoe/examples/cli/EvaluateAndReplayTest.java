@@ -123,7 +123,8 @@ class EvaluateAndReplayTest {
                         "cache",
                         "started_cold",
                         "loads_per_token",
-                        "trace"),
+                        "trace",
+                        "tasks"),
                 report.keySet());
         assertEquals("lv", report.get("language").getAsString());
         assertEquals("validation", report.get("split").getAsString());
@@ -563,5 +564,42 @@ class EvaluateAndReplayTest {
                 file,
                 "--admission",
                 "never");
+    }
+
+    @Test
+    void evaluate_tasks_accuracyByTaskAndMean() {
+        Path file = directory.resolve("tasks.jsonl");
+        int code = run("corpus", "tasks", "--out", file, "--language", "lv", "--items", "3");
+        assertEquals(ExitCodes.OK, code, err::toString);
+        assertTrue(out.toString().contains("questions written to " + file), out::toString);
+
+        JsonObject tasks =
+                figures("evaluate", onText("--model", model, "--tasks", file))
+                        .getAsJsonObject("tasks");
+        assertEquals(9, tasks.getAsJsonArray("tasks").size());
+        double sum = 0;
+        for (JsonElement task : tasks.getAsJsonArray("tasks")) {
+            sum += task.getAsJsonObject().get("accuracy").getAsDouble();
+        }
+        assertEquals(sum / 9, tasks.get("mean").getAsDouble(), 1e-9);
+    }
+
+    @Test
+    void evaluate_brokenTasks_namesLineAndField() throws IOException {
+        Path file = Files.writeString(directory.resolve("tasks.jsonl"), "{\"choices\": 3}\n");
+        assertMistake(
+                file + ", line 1: \"choices\" must be a list of texts",
+                "evaluate",
+                onText("--model", model, "--tasks", file));
+        assertMistake(
+                "--tasks: there is no file " + directory.resolve("none"),
+                "evaluate",
+                onText("--model", model, "--tasks", directory.resolve("none")));
+    }
+
+    @Test
+    void study_numbersThatMakeNone_refused() {
+        assertMistake("--seeds must be at least 1, not 0", "study", "--seeds", "0");
+        assertMistake("--steps must be at least 1, not 0", "study", "--steps", "0");
     }
 }

@@ -142,6 +142,29 @@ class TrainAndFinetuneTest {
     }
 
     @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "--estimator gumbel",
+                "--estimator dense --excluded 2 --mask-weights kept",
+                "--estimator plackett_luce --load-weight 0.2"
+            })
+    void finetune_estimatorAndKeptTotal_maskKeepsThatMany(String options) throws IOException {
+        Path tuned = directory.resolve("tuned");
+        String line =
+                "finetune --steps 1 --batch 2 --sequence 32 --mask-steps 2 --rank 2 --language lv"
+                        + " --kept-total 5 "
+                        + options;
+        figures(line, "--model", model, "--out", tuned);
+        ExpertPrior prior = ExpertPrior.load(tuned);
+        int total = 0;
+        for (int l = 0; l < prior.mask().numLayers(); l++) {
+            total += prior.mask().count(l);
+        }
+        assertEquals(5, total);
+        assertEquals(prior.mask().numLayers(), ExpertPrior.loadTheta(tuned).length);
+    }
+
+    @ParameterizedTest
     @ValueSource(booleans = {true, false})
     void outputFolder_holdsAPriorOfAnEarlierRun_isNotApplied(boolean pretraining)
             throws IOException {
@@ -173,6 +196,12 @@ class TrainAndFinetuneTest {
                 "--learning-rate NaN",
                 "--kept 0",
                 "--kept 99",
+                "--kept-total 3",
+                "--kept-total 99",
+                "--excluded 2",
+                "--estimator guess",
+                "--load-weight -1",
+                "--mask-weights some",
                 "--language klingon"
             })
     void finetune_badArgument_oneLineBeforeAnyWork(String bad) {
@@ -186,7 +215,17 @@ class TrainAndFinetuneTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"--method ce --kept 3", "--sequence 100000", "--learning-rate -1"})
+    @ValueSource(
+            strings = {
+                "--method ce --kept 3",
+                "--method lora --estimator gumbel",
+                "--method ce --mask-weights kept",
+                "--kept 3 --kept-total 6",
+                "--estimator gumbel --load-weight 0.1",
+                "--estimator gumbel --excluded 1",
+                "--sequence 100000",
+                "--learning-rate -1"
+            })
     void finetune_badArgument_oneLineAndExitCode2(String bad) {
         assertEquals(
                 ExitCodes.USAGE,

@@ -1,4 +1,4 @@
-package org.djlmoe.offload;
+package org.djlmoe.autograd;
 
 import ai.djl.ndarray.NDScope;
 import java.util.concurrent.Callable;
@@ -8,23 +8,41 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
-import org.djlmoe.autograd.GradMode;
 
 /**
- * The one thread that reads and writes a tier, in the order of requests. All reads and writes
- * happen here: an interrupt of a user's thread would close a file under it.
+ * A thread that runs jobs on arrays in the order of requests, beside the training thread: with the
+ * gradient mode off, and with the arrays that a job makes closed at its end.
+ *
+ * <p>Files are read and written here also because an interrupt of a user's thread would close a
+ * file under it.
  */
-final class TierThread implements AutoCloseable {
+public final class WorkerThread implements AutoCloseable {
 
-    private final ExecutorService executor =
-            Executors.newSingleThreadExecutor(
-                    task -> {
-                        Thread thread = new Thread(task, "boundary-offload");
-                        thread.setDaemon(true);
-                        return thread;
-                    });
+    private final ExecutorService executor;
 
-    <T> Future<T> submit(Callable<T> job) {
+    /**
+     * Creates a thread; it starts with its first job.
+     *
+     * @param name its name
+     */
+    public WorkerThread(String name) {
+        executor =
+                Executors.newSingleThreadExecutor(
+                        task -> {
+                            Thread thread = new Thread(task, name);
+                            thread.setDaemon(true);
+                            return thread;
+                        });
+    }
+
+    /**
+     * Has a job run after those asked for before.
+     *
+     * @param job what to do
+     * @param <T> the type of its result
+     * @return its result to come
+     */
+    public <T> Future<T> submit(Callable<T> job) {
         return executor.submit(
                 () -> {
                     // A new thread starts with the gradient mode on.
@@ -35,8 +53,15 @@ final class TierThread implements AutoCloseable {
                 });
     }
 
-    /** Waits for a result. An interrupt ends the wait, not the job. */
-    static <T> T await(Future<T> job, String doing) {
+    /**
+     * Waits for a result. An interrupt ends the wait, not the job.
+     *
+     * @param job the job
+     * @param doing what is waited for, for the message of an interrupt
+     * @param <T> the type of the result
+     * @return the result
+     */
+    public static <T> T await(Future<T> job, String doing) {
         try {
             return job.get();
         } catch (InterruptedException e) {
@@ -56,8 +81,12 @@ final class TierThread implements AutoCloseable {
                 : new IllegalStateException(cause);
     }
 
-    /** Waits until a job no longer touches memory, whatever came of it. */
-    static void settle(Future<?> job) {
+    /**
+     * Waits until a job no longer touches memory, whatever came of it.
+     *
+     * @param job the job
+     */
+    public static void settle(Future<?> job) {
         boolean interrupted = false;
         while (true) {
             try {
@@ -75,6 +104,7 @@ final class TierThread implements AutoCloseable {
         }
     }
 
+    /** Waits for the jobs asked for so far, then ends the thread. */
     @Override
     public void close() {
         executor.shutdown();

@@ -1,0 +1,74 @@
+package org.djlmoe.optimizer;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.condition.EnabledOnOs;
+import org.junit.jupiter.api.condition.OS;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** The memory of a process of its own, whose allocator returns what is freed. */
+@EnabledOnOs(OS.LINUX)
+class OptimizerMemoryTest {
+
+    private static final long MB = 1 << 20;
+
+    @TempDir Path folder;
+
+    /** State that fell out of memory, and buffers made anew each step, are what this pins down. */
+    @ParameterizedTest
+    @ValueSource(strings = {"memory", "files", "staged", "staged-files"})
+    void step_twoHundredTimes_memoryIsBoundedAndFlat(String way) throws Exception {
+        long[] figures = run(way);
+        assertEquals(4, figures.length);
+        double staging = 2.0 * OptimizerMemoryRun.BUCKET * 16;
+        double state = way.endsWith("files") ? 0 : 8.0 * OptimizerMemoryRun.ELEMENTS;
+        assertTrue(figures[0] <= state + 1.05 * staging, way + ": state " + figures[0]);
+        assertTrue(figures[1] <= 8 * MB, way + ": growth " + figures[1]);
+        assertEquals(figures[2], figures[3], "staging buffers");
+        assertTrue(figures[2] <= staging, "staging " + figures[2]);
+        assertEquals(way.startsWith("staged"), figures[2] > 0);
+    }
+
+    private long[] run(String way) throws Exception {
+        ProcessBuilder builder =
+                new ProcessBuilder(
+                        List.of(
+                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                                "-Xms64m",
+                                "-Xmx64m",
+                                "-XX:+UseSerialGC",
+                                "-XX:TieredStopAtLevel=1",
+                                "-XX:+AlwaysPreTouch",
+                                "-cp",
+                                System.getProperty("java.class.path"),
+                                OptimizerMemoryRun.class.getName(),
+                                way,
+                                folder.toString()));
+        builder.environment().put("MALLOC_MMAP_THRESHOLD_", "1048576");
+        builder.environment().put("MALLOC_ARENA_MAX", "1");
+        builder.environment().remove("MALLOC_TRIM_THRESHOLD_");
+        Path out = folder.resolve("out.txt");
+        Path err = folder.resolve("err.txt");
+        builder.redirectOutput(out.toFile());
+        builder.redirectError(err.toFile());
+        Process process = builder.start();
+        try {
+            boolean ended = process.waitFor(5, TimeUnit.MINUTES);
+            String text = Files.readString(out, StandardCharsets.UTF_8);
+            String errors = Files.readString(err, StandardCharsets.UTF_8);
+            assertTrue(ended && process.exitValue() == 0, text + errors);
+            return Arrays.stream(text.strip().split(" +")).mapToLong(Long::parseLong).toArray();
+        } finally {
+            process.destroyForcibly();
+        }
+    }
+}
