@@ -203,6 +203,8 @@ public final class Experts extends AbstractBlock {
 
     private static void replace(Parameter parameter, NDArray array) {
         parameter.close();
+        // An array is taken only where no shape is known.
+        parameter.setShape(null);
         parameter.setArray(array);
     }
 

@@ -5,13 +5,13 @@ import org.djlmoe.model.MoeConfig;
 /**
  * How many numbers a decoder's parameters have.
  *
- * @param projections attention's four matrices and the experts: what may be BF16 when frozen
+ * @param experts the experts: what may be BF16 when frozen
  * @param routers the routers
  * @param adapters the experts' adapters
- * @param other embedding, norms and vocabulary projection
+ * @param other attention, embedding, norms and vocabulary projection
  * @param largest the largest parameter that trains
  */
-record ParameterCounts(long projections, long routers, long adapters, long other, long largest) {
+record ParameterCounts(long experts, long routers, long adapters, long other, long largest) {
 
     static ParameterCounts of(MoeConfig config, PlanSettings settings) {
         long h = config.hiddenSize();
@@ -30,10 +30,12 @@ record ParameterCounts(long projections, long routers, long adapters, long other
                         ? Math.max(Math.max(gateUp, table), h * queries)
                         : Math.max(e * h, e * r * Math.max(h, 2 * i));
         return new ParameterCounts(
-                layers * (attention + gateUp + e * h * i),
+                layers * (gateUp + e * h * i),
                 layers * e * h,
                 layers * lora,
-                (config.tieWordEmbeddings() ? 1 : 2) * table + (2 * layers + 1) * h,
+                layers * attention
+                        + (config.tieWordEmbeddings() ? 1 : 2) * table
+                        + (2 * layers + 1) * h,
                 largest);
     }
 }

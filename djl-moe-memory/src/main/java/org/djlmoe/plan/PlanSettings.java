@@ -10,7 +10,7 @@ import java.util.Objects;
  * @param evaluation true for forward and loss without gradients
  * @param trained which parameters train
  * @param loraRank r, rank of the experts' adapters; 0 for none
- * @param frozenHalf whether frozen projections and experts are BF16; all else is F32
+ * @param frozenHalf whether the frozen experts are BF16; all else is F32
  * @param stateTier where the optimizer's state lies
  * @param moeChunkTokens tokens a chunk in the MoE layers
  * @param maxChunks how many chunks a MoE layer has at most; where it binds, chunks grow
@@ -218,9 +218,8 @@ public record PlanSettings(
         }
 
         /**
-         * Sets whether the frozen projections of attention and the frozen experts are BF16. The
-         * embedding, the norms and the vocabulary projection stay F32: their kernels have no use
-         * for less. Default: false.
+         * Sets whether the frozen experts are BF16, as {@code Experts.narrowWeights} makes them.
+         * All else stays F32. Default: false.
          *
          * @param value true for BF16
          * @return this builder
