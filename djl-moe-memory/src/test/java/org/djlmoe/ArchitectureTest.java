@@ -67,7 +67,7 @@ class ArchitectureTest {
                                             + " checkpoint"),
                             Map.entry(
                                     "training",
-                                    "autograd cache checkpoint data expert kernel model moe"
+                                    "autograd cache checkpoint data expert io kernel model moe optimizer"
                                             + " routing vocab"),
                             Map.entry(
                                     "maskcoft",

@@ -115,6 +115,30 @@ public class BoundedTrainer extends Trainer {
     }
 
     /**
+     * Returns how many gradient collectors there have been. Together with the seed the number
+     * decides the random numbers of segments under the next one.
+     *
+     * @return the number
+     */
+    public long collectors() {
+        return collectors;
+    }
+
+    /**
+     * Lets the random numbers of segments go on where those of another run stopped.
+     *
+     * @param number what {@link #collectors} was there
+     * @throws IllegalArgumentException if the number is negative
+     */
+    public void setCollectors(long number) {
+        if (number < 0) {
+            throw new IllegalArgumentException(
+                    "The number of gradient collectors must be 0 or more, not " + number);
+        }
+        collectors = number;
+    }
+
+    /**
      * Sets where the inputs of segments lie between forward and backward, from the next gradient
      * collector on.
      *

@@ -64,4 +64,16 @@ public final class ArrayKernels {
         Engine.getEngine("PyTorch");
         JniUtils.setGradMode(false);
     }
+
+    /**
+     * Converts to FLOAT16 or FLOAT32 in a way that autograd follows, which DJL's {@code toType}
+     * does not.
+     *
+     * @param array a floating point array
+     * @param half true for FLOAT16, false for FLOAT32
+     * @return the converted array
+     */
+    public static NDArray convert(NDArray array, boolean half) {
+        return KERNELS.record(array.getManager(), half ? "to_half" : "to_single", array).head();
+    }
 }

@@ -20,6 +20,7 @@ import org.djlmoe.autograd.Tape;
 import org.djlmoe.dispatch.ChunkSchedule;
 import org.djlmoe.expert.Experts;
 import org.djlmoe.expert.SharedExperts;
+import org.djlmoe.kernel.ArrayKernels;
 import org.djlmoe.kernel.NormKernels;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.routing.Router;
@@ -290,8 +291,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
                     "MoeBlock takes FLOAT32 or FLOAT16 inputs, not " + x.getDataType());
         }
         Segment segment = new MoeSegment(this, parameterStore, mask(inputs), training);
-        NDList outputs =
-                Tape.apply(segment, new NDList(half ? x.toType(DataType.FLOAT32, true) : x));
+        NDList outputs = Tape.apply(segment, new NDList(half ? ArrayKernels.convert(x, false) : x));
         return half ? inHalf(outputs) : outputs;
     }
 
@@ -309,7 +309,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
     }
 
     private static NDList inHalf(NDList outputs) {
-        NDList result = new NDList(outputs.head().toType(DataType.FLOAT16, true));
+        NDList result = new NDList(ArrayKernels.convert(outputs.head(), true));
         result.addAll(outputs.subNDList(1));
         return result;
     }

@@ -217,9 +217,19 @@ public final class AdamWState {
         transfer(path, start, master, Part.MASTER, false);
     }
 
+    /** Makes room for several parameters in common buckets. */
+    void reserve(Map<String, Need> parameters) {
+        buckets.ensure(parameters);
+    }
+
     private void transfer(String path, long start, NDArray array, Part part, boolean out) {
+        transfer(path, start, array.size(), array, part, out);
+    }
+
+    /** Moves the first {@code length} elements of an array. */
+    void transfer(String path, long start, long length, NDArray array, Part part, boolean out) {
         StateBuckets.Entry entry = entry(path);
-        long end = start + array.size();
+        long end = start + length;
         if (array.getDataType() != DataType.FLOAT32) {
             throw new IllegalArgumentException(
                     path + ": the state is FLOAT32, not " + array.getDataType());
@@ -237,8 +247,8 @@ public final class AdamWState {
             Bucket bucket = buckets.bucket(place.bucket());
             Slab slab = bucket.slabs.get(place.index());
             long from = Math.max(start, slab.start());
-            long length = Math.min(end, slab.start() + slab.length()) - from;
-            if (length > 0) {
+            long run = Math.min(end, slab.start() + slab.length()) - from;
+            if (run > 0) {
                 NDArray state = bucket.state.array();
                 long inBucket =
                         part.ordinal() * bucket.state.elements()
@@ -246,9 +256,9 @@ public final class AdamWState {
                                 + from
                                 - slab.start();
                 if (out) {
-                    kernels.copy(array, from - start, state, inBucket, length);
+                    kernels.copy(array, from - start, state, inBucket, run);
                 } else {
-                    kernels.copy(state, inBucket, array, from - start, length);
+                    kernels.copy(state, inBucket, array, from - start, run);
                 }
             }
         }

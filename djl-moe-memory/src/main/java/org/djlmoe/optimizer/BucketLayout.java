@@ -6,7 +6,11 @@ import java.util.Map;
 
 /**
  * How the state of parameters is cut into buckets: one after the other in the given order, each
- * bucket filled to the brim before the next begins, a parameter cut wherever a bucket ends.
+ * bucket filled before the next begins, a parameter cut where a bucket ends.
+ *
+ * <p>A parameter is cut after a multiple of {@link #UNIT} elements only. A kernel goes through a
+ * slab in vectors, whose last bits differ from those of the few elements at a slab's end that fill
+ * none. So where buckets end shows in no result, and a run may go on with others than it began.
  */
 final class BucketLayout {
 
@@ -20,6 +24,9 @@ final class BucketLayout {
      */
     record Slab(String path, long start, long length, long offset) {}
 
+    /** A multiple of what vectors hold on any processor. Buckets that are smaller ignore it. */
+    static final int UNIT = 64;
+
     private BucketLayout() {}
 
     /**
@@ -31,19 +38,23 @@ final class BucketLayout {
      */
     static List<List<Slab>> pack(Map<String, Long> elements, long bucketElements) {
         List<List<Slab>> buckets = new ArrayList<>();
-        long used = bucketElements;
+        long unit = bucketElements < UNIT ? 1 : UNIT;
+        long room = 0;
         for (Map.Entry<String, Long> parameter : elements.entrySet()) {
             long start = 0;
             while (start < parameter.getValue()) {
-                if (used == bucketElements) {
+                long rest = parameter.getValue() - start;
+                long length = rest <= room ? rest : room - room % unit;
+                if (length == 0) {
                     buckets.add(new ArrayList<>());
-                    used = 0;
+                    room = bucketElements;
+                    continue;
                 }
-                long length = Math.min(parameter.getValue() - start, bucketElements - used);
+                long offset = bucketElements - room;
                 buckets.get(buckets.size() - 1)
-                        .add(new Slab(parameter.getKey(), start, length, used));
+                        .add(new Slab(parameter.getKey(), start, length, offset));
                 start += length;
-                used += length;
+                room -= length;
             }
         }
         return buckets;

@@ -7,11 +7,13 @@ import ai.djl.metric.Unit;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
 import ai.djl.training.Trainer;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
+import java.io.IOException;
 import java.lang.ref.Cleaner;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -28,6 +30,7 @@ import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.Gradients;
 import org.djlmoe.autograd.ParameterPaths;
 import org.djlmoe.autograd.StepOptimizer;
+import org.djlmoe.io.SafetensorsException;
 import org.djlmoe.optimizer.AdamWKernels.Precision;
 import org.djlmoe.optimizer.BucketLayout.Slab;
 import org.djlmoe.optimizer.StateBuckets.Need;
@@ -111,7 +114,9 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     private final Set<String> seen = new HashSet<>();
 
     private Decision decision;
+    private final int begin;
     private int updates;
+    private boolean namedById;
     private long skipped;
     private double globalNorm = Double.NaN;
 
@@ -131,6 +136,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         nonFinite = builder.nonFinite;
         groups = builder.groups;
         block = builder.block;
+        begin = builder.begin;
         this.kernels = kernels;
         Tier tier = builder.tier;
         if (tier == null) {
@@ -205,6 +211,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                 return;
             }
             if (block == null) {
+                namedById = true;
                 beginWithoutBlock(parameterId, path, gradient);
             } else {
                 beginWithBlock(parameterId, path, gradient);
@@ -315,8 +322,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                     skipped,
                     culprit);
         } else {
-            // The superclass counts per id and keeps the highest, from optBeginNumUpdate on.
-            updates = updateCount("step");
+            // The superclass counts as well, but its count cannot be restored.
+            updates = Math.max(begin, updates) + 1;
         }
         // Also of a step that is left out: its tokens are no tokens of the next.
         decision = new Decision(updates, divisor, skip, load == null ? Map.of() : load.take());
@@ -592,6 +599,122 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     }
 
     /**
+     * Writes the state of all parameters, of frozen ones too, and the count of steps to a
+     * safetensors file: {@code <path>.exp_avg}, {@code <path>.exp_avg_sq}, {@code <path>.step} and,
+     * for weights of half precision, {@code <path>.master}. The weights are not in it.
+     *
+     * <p>The file takes its name when it is complete on the disk; until then an older one stays.
+     * Beside the state this takes 1 MB. Call it between steps.
+     *
+     * @param file the file; its folder must exist
+     * @throws IllegalStateException if DJL's trainer handed over parameters by id, and the model is
+     *     not known
+     * @throws IOException if writing fails
+     */
+    public void save(Path file) throws IOException {
+        AdamWState from = state();
+        if (namedById) {
+            throw new IllegalStateException(
+                    "DJL's trainer names parameters by numbers that are others in every process, so"
+                            + " their state cannot be found again: give the optimizer the model with"
+                            + " optModel(model) or optBlock(block)");
+        }
+        new StateFile(from).save(file, updates, skipped, options());
+    }
+
+    /**
+     * Reads a file that {@link #save} wrote, for the parameters of the model that the builder was
+     * given.
+     *
+     * @param file the file
+     * @return what became of each parameter
+     * @throws IllegalStateException if the builder was given none
+     * @throws IOException as the other method does
+     * @see #load(Path, Block)
+     */
+    public StateReport load(Path file) throws IOException {
+        if (block == null) {
+            throw new IllegalStateException(
+                    "Which parameters there are is not known: call load(file, block), or give the"
+                            + " optimizer the model with optModel(model) or optBlock(block)");
+        }
+        return load(file, block.get());
+    }
+
+    /**
+     * Reads a file that {@link #save} wrote. Tier and size of buckets may be others than those it
+     * was written with; the steps that follow are those of a run without interruption, to the bit.
+     *
+     * <p>What this optimizer holds is replaced. State of a parameter that is frozen now is kept. A
+     * trained parameter without state starts at step 0. State of parameters that the model lacks is
+     * left out. All of these are named in the report and in one line of the log, as is an option
+     * that has changed, which counts from now on. Beside the state this takes 1 MB. Call it between
+     * steps.
+     *
+     * @param file the file
+     * @param trained the initialized model
+     * @return what became of each parameter
+     * @throws IllegalStateException if this optimizer holds state of another shape
+     * @throws SafetensorsException if the file is no such file or is broken, or a parameter has
+     *     another shape in it; nothing has changed then
+     * @throws IOException if reading fails; what this optimizer holds is of no more use then
+     */
+    public StateReport load(Path file, Block trained) throws IOException {
+        Map<String, Parameter> parameters = ParameterPaths.of(trained);
+        Map<String, StateFile.Target> targets = new LinkedHashMap<>();
+        parameters.forEach(
+                (path, parameter) -> {
+                    if (!parameter.isInitialized()) {
+                        throw new IllegalArgumentException(
+                                path + " has no values yet: initialize the model first");
+                    }
+                    NDArray weight = parameter.getArray();
+                    targets.put(
+                            path,
+                            new StateFile.Target(
+                                    weight.getShape(),
+                                    kernels.precision(weight) == Precision.HALF,
+                                    parameter.requiresGradient()));
+                });
+        try (GradMode off = GradMode.off()) {
+            StateFile.Loaded loaded =
+                    new StateFile(state())
+                            .load(
+                                    file,
+                                    targets,
+                                    options(),
+                                    path -> fillMaster(path, parameters.get(path).getArray()));
+            updates = loaded.updates();
+            skipped = loaded.skipped();
+            decision = null;
+            pending.clear();
+            seen.clear();
+            StateReport report = loaded.report();
+            if (report.isComplete()) {
+                LOGGER.info("{}", report);
+            } else {
+                LOGGER.warn("{}", report);
+            }
+            return report;
+        }
+    }
+
+    /** What decides an update, besides the learning rate and the groups, which are code. */
+    private Map<String, String> options() {
+        Map<String, String> options = new LinkedHashMap<>();
+        options.put("beta1", Double.toString(beta1));
+        options.put("beta2", Double.toString(beta2));
+        options.put("epsilon", Double.toString(epsilon));
+        options.put("weight_decay", Double.toString(decay));
+        options.put("clip_norm", Double.toString(clipNorm));
+        options.put("clip_value", Double.toString(clipValue));
+        options.put("rescale_grad", Float.toString(rescaleGrad));
+        options.put("non_finite", nonFinite.name());
+        options.put("idle_experts", load == null ? "none" : idle.name());
+        return options;
+    }
+
+    /**
      * Returns the number of the last step, the one that the learning-rate tracker was asked with.
      * Steps that were left out don't count.
      *
@@ -717,8 +840,15 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         private boolean staged;
         private IdleExperts idle = IdleExperts.SKIP;
         private ExpertLoad load;
+        private int begin;
 
         Builder() {}
+
+        @Override
+        public Builder optBeginNumUpdate(int beginNumUpdate) {
+            begin = beginNumUpdate;
+            return super.optBeginNumUpdate(beginNumUpdate);
+        }
 
         @Override
         protected Builder self() {

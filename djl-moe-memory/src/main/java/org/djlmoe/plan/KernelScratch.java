@@ -25,6 +25,8 @@ final class KernelScratch {
     private final long keys;
     private final MoeConfig config;
     private final long r;
+    private final long widest;
+    private final boolean training;
     private final boolean half;
     private final boolean trainsAll;
 
@@ -40,6 +42,8 @@ final class KernelScratch {
         queries = (long) config.numHeads() * config.headDim();
         keys = (long) config.numKeyValueHeads() * config.headDim();
         r = settings.loraRank();
+        widest = Math.max(inner, settings.sharedWidth());
+        training = !settings.evaluation();
         half = settings.frozenHalf();
         trainsAll = settings.trained() == PlanSettings.Trained.ALL;
     }
@@ -278,7 +282,7 @@ final class KernelScratch {
 
     /** What a pass through the layer holds from its first chunk to its last. */
     private long scratch(long block, boolean backward) {
-        return take(ExpertScratch.bytes(block, h, inner, r, half, backward));
+        return take(ExpertScratch.bytes(block, h, widest, r, half, backward));
     }
 
     static long moeForward(MoeConfig config, PlanSettings settings) {
@@ -290,7 +294,12 @@ final class KernelScratch {
         long chosen = s.take(block * s.k * I64);
         s.drop(3 * logits);
         s.take(logits); // softmax
-        s.drop(2 * logits + chosen);
+        s.drop(logits);
+        if (s.training) {
+            s.take(4 * logits); // without padding, softmax, the same in F64
+            s.drop(4 * logits);
+        }
+        s.drop(logits + chosen);
         s.drop(s.groupRoutes(settings.tokens()));
         s.drop(scratch);
         return s.finish();
@@ -304,8 +313,8 @@ final class KernelScratch {
         long dalpha = settings.tokens() * s.k * F32;
         s.take(2 * dalpha); // by expert, by token
         long logits = block * s.experts * F32;
-        s.take(3 * logits); // logits, their gradient, a product
-        s.drop(3 * logits);
+        s.take(6 * logits); // logits, their gradient, softmax, three terms of the losses'
+        s.drop(6 * logits);
         s.drop(2 * dalpha + routes + scratch);
         return s.finish();
     }

@@ -218,6 +218,7 @@ public final class MemoryPlan {
         run.put("evaluation", settings.evaluation());
         run.put("trained", settings.trained().name());
         run.put("loraRank", settings.loraRank());
+        run.put("sharedWidth", settings.sharedWidth());
         run.put("frozenHalf", settings.frozenHalf());
         run.put("stateTier", settings.stateTier().name());
         run.put("moeChunkTokens", settings.moeChunkTokens());
@@ -484,6 +485,7 @@ public final class MemoryPlan {
             long h = config.hiddenSize();
             long i = config.intermediateSize();
             long r = settings.loraRank();
+            long shared = settings.sharedWidth();
             long k = config.topK();
             long queries = (long) config.numHeads() * config.headDim();
             long attentionForward = KernelScratch.attentionForward(config, settings);
@@ -508,7 +510,10 @@ public final class MemoryPlan {
                             ? layers
                                     * tokens
                                     * F32
-                                    * (2 * h + config.numExperts() + k * (2 * h + 4 * i + 2 * r))
+                                    * (2 * h
+                                            + config.numExperts()
+                                            + k * (2 * h + 4 * i + 2 * r)
+                                            + (shared > 0 ? 2 * h + 4 * shared : 0))
                             : moeForward,
                     phase ->
                             phase == Phase.FORWARD_MOE

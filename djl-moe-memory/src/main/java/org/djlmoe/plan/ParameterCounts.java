@@ -5,10 +5,11 @@ import org.djlmoe.model.MoeConfig;
 /**
  * How many numbers a decoder's parameters have.
  *
- * @param experts the experts: what may be BF16 when frozen
+ * @param experts the experts, without shared ones: what may be BF16 when frozen
  * @param routers the routers
  * @param adapters the experts' adapters
- * @param other attention, embedding, norms and vocabulary projection
+ * @param other attention, shared experts and their gates, embedding, norms and vocabulary
+ *     projection
  * @param largest the largest parameter that trains
  */
 record ParameterCounts(long experts, long routers, long adapters, long other, long largest) {
@@ -24,18 +25,21 @@ record ParameterCounts(long experts, long routers, long adapters, long other, lo
         long table = config.vocabSize() * h;
         long attention = 2 * h * (queries + keys);
         long gateUp = e * 2 * i * h;
+        long s = settings.sharedWidth();
+        long gates = s > 0 && settings.sharedGate() ? layers * h : 0;
         long lora = e * r * (h + 2 * i + i + h);
         long largest =
                 settings.trained() == PlanSettings.Trained.ALL
-                        ? Math.max(Math.max(gateUp, table), h * queries)
+                        ? Math.max(Math.max(gateUp, table), h * Math.max(queries, 2 * s))
                         : Math.max(e * h, e * r * Math.max(h, 2 * i));
         return new ParameterCounts(
                 layers * (gateUp + e * h * i),
                 layers * e * h,
                 layers * lora,
-                layers * attention
+                layers * (attention + 3 * s * h)
                         + (config.tieWordEmbeddings() ? 1 : 2) * table
-                        + (2 * layers + 1) * h,
+                        + (2 * layers + 1) * h
+                        + gates,
                 largest);
     }
 }

@@ -10,6 +10,8 @@ import java.util.Objects;
  * @param evaluation true for forward and loss without gradients
  * @param trained which parameters train
  * @param loraRank r, rank of the experts' adapters; 0 for none
+ * @param sharedWidth S, width of the shared experts; 0 for none
+ * @param sharedGate whether the shared experts have a gate
  * @param frozenHalf whether the frozen experts are BF16; all else is F32
  * @param stateTier where the optimizer's state lies
  * @param moeChunkTokens tokens a chunk in the MoE layers
@@ -25,6 +27,8 @@ public record PlanSettings(
         boolean evaluation,
         Trained trained,
         int loraRank,
+        int sharedWidth,
+        boolean sharedGate,
         boolean frozenHalf,
         StateTier stateTier,
         int moeChunkTokens,
@@ -77,6 +81,9 @@ public record PlanSettings(
         Objects.requireNonNull(allocator, "allocator");
         if (loraRank < 0) {
             throw new IllegalArgumentException("loraRank must not be negative: " + loraRank);
+        }
+        if (sharedWidth < 0) {
+            throw new IllegalArgumentException("sharedWidth must not be negative: " + sharedWidth);
         }
         if (trained == Trained.ROUTERS_AND_ADAPTERS && loraRank == 0) {
             throw new IllegalArgumentException(
@@ -146,6 +153,8 @@ public record PlanSettings(
         private boolean evaluation;
         private Trained trained = Trained.ALL;
         private int loraRank;
+        private int sharedWidth;
+        private boolean sharedGate;
         private boolean frozenHalf;
         private StateTier stateTier = StateTier.HOST;
         private int moeChunkTokens = 4096;
@@ -162,6 +171,8 @@ public record PlanSettings(
             evaluation = from.evaluation;
             trained = from.trained;
             loraRank = from.loraRank;
+            sharedWidth = from.sharedWidth;
+            sharedGate = from.sharedGate;
             frozenHalf = from.frozenHalf;
             stateTier = from.stateTier;
             moeChunkTokens = from.moeChunkTokens;
@@ -214,6 +225,19 @@ public record PlanSettings(
         public Builder optAdapters(int rank) {
             trained = Trained.ROUTERS_AND_ADAPTERS;
             loraRank = rank;
+            return this;
+        }
+
+        /**
+         * Plans for experts that every token goes to. Default: none.
+         *
+         * @param width their width together; 0 for none
+         * @param gated whether they have a gate
+         * @return this builder
+         */
+        public Builder optSharedExperts(int width, boolean gated) {
+            sharedWidth = width;
+            sharedGate = gated;
             return this;
         }
 
@@ -309,6 +333,8 @@ public record PlanSettings(
                     evaluation,
                     trained,
                     loraRank,
+                    sharedWidth,
+                    sharedGate,
                     frozenHalf,
                     stateTier,
                     moeChunkTokens,

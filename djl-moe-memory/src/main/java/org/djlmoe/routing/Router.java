@@ -178,7 +178,8 @@ public final class Router extends AbstractBlock {
         // Strength zero is the router itself: probabilities may tie where logits do not.
         bias = prior.beta() == 0 ? null : added;
         byProbability = prior.form() == SelectionPrior.Form.PROBABILITY && !prior.isHardMask();
-        protectedTop = Math.min(prior.protectedTop(), topK);
+        // It protects nothing either, from the balancing bias.
+        protectedTop = bias == null ? 0 : Math.min(prior.protectedTop(), topK);
         outside = null;
         // Weights that are divided by their sum are the same under both rules.
         if (weights == MaskedWeights.KEPT && !renormalize) {

@@ -1,6 +1,7 @@
 package org.djlmoe.training;
 
 import ai.djl.Device;
+import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
@@ -12,21 +13,30 @@ import org.djlmoe.autograd.BoundedTrainer;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.vocab.RingDtpLoss;
 
-/** The training step of a {@link LanguageModel}: forward, bounded backward, update. */
+/**
+ * The training step of a {@link LanguageModel}: forward, bounded backward, update.
+ *
+ * <p>All random numbers of a batch, the engine's included, are decided by the seed and the batch's
+ * number, so a run that goes on elsewhere needs no generator's state but {@link #batches}.
+ */
 public final class LanguageModelTrainer implements AutoCloseable {
 
     private final BoundedTrainer trainer;
     private final RingDtpLoss loss;
+    private final Engine engine;
+    private final long seed;
 
     /**
      * Creates a trainer. The model must outlive it.
      *
      * @param model the model; its frozen parameters stay as they are
      * @param optimizer updates the others
-     * @param seed decides the random numbers of segments
+     * @param seed decides the random numbers of all steps
      */
     public LanguageModelTrainer(LanguageModel model, Optimizer optimizer, long seed) {
         loss = model.lossFunction();
+        engine = model.manager().getEngine();
+        this.seed = seed;
         DefaultTrainingConfig config =
                 new DefaultTrainingConfig(loss)
                         .optOptimizer(optimizer)
@@ -57,6 +67,7 @@ public final class LanguageModelTrainer implements AutoCloseable {
      */
     public float accumulate(TokenBatch batch) {
         float value;
+        engine.setRandomSeed(Long.hashCode(seed * 0x9E3779B97F4A7C15L + batches()));
         try (NDManager scope = trainer.getManager().newSubManager()) {
             try (GradientCollector collector = trainer.newGradientCollector()) {
                 NDList out = trainer.forward(new NDList(batch.toInputs(scope)));
@@ -73,6 +84,25 @@ public final class LanguageModelTrainer implements AutoCloseable {
             }
         }
         return value;
+    }
+
+    /**
+     * Returns how many batches it has trained on, by {@link #step} or {@link #accumulate}.
+     *
+     * @return the number of batches, those before {@link #resumeAt} included
+     */
+    public long batches() {
+        return trainer.collectors();
+    }
+
+    /**
+     * Goes on where another run stopped, as far as random numbers are concerned.
+     *
+     * @param batches what {@link #batches} was there
+     * @throws IllegalArgumentException if the number is negative
+     */
+    public void resumeAt(long batches) {
+        trainer.setCollectors(batches);
     }
 
     @Override

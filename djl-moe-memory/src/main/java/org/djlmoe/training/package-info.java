@@ -1,5 +1,6 @@
 /**
- * A language model with its native memory, one training step of it, and its evaluation.
+ * A language model with its native memory, one training step of it, the saved states of a run, and
+ * its evaluation.
  *
  * <p>Checkpoints and token batches come in; losses, perplexities and routing traces go out.
  */

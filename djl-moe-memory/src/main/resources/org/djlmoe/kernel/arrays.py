@@ -5,6 +5,12 @@ def requires_gradient(self, x: Tensor) -> bool:
 def version(self, x: Tensor) -> float:
     return -1.0 if x.is_inference() else float(x._version())
 
+def to_half(self, x: Tensor) -> Tensor:
+    return x.to(dtype=5)
+
+def to_single(self, x: Tensor) -> Tensor:
+    return x.to(dtype=6)
+
 # BF16 (15) tensors.
 def is_half(self, x: Tensor) -> bool:
     return x.dtype == 15

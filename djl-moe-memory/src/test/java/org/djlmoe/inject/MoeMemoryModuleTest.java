@@ -270,7 +270,7 @@ class MoeMemoryModuleTest {
             }
             assertTrue(moved > 0.1 && moved < 0.6, "theta after 4 steps of 0.1: " + moved);
         }
-        assertEquals(SelectionPrior.additive(2), stages.prior(2).prior());
+        assertEquals(SelectionPrior.additive(2).withProtectedTop(0), stages.prior(2).prior());
         assertEquals(stages.mask(), stages.prior(2).mask());
         assertEquals(4, stages.theta()[1].length);
     }

@@ -379,7 +379,8 @@ class MaskCoFTTest {
                                                     .optBetas(List.of(0.25)))
                             .run((stage, step, steps, tokens, loss) -> {});
             assertEquals(7, result.mask().count(0) + result.mask().count(1));
-            assertEquals(SelectionPrior.probability(0.25), result.prior().prior());
+            assertEquals(
+                    SelectionPrior.probability(0.25).withProtectedTop(0), result.prior().prior());
             result.save(folder);
             assertEquals(result.prior(), ExpertPrior.load(folder));
             assertTrue(Arrays.deepEquals(result.theta(), ExpertPrior.loadTheta(folder)));

@@ -32,6 +32,7 @@ import java.util.Map;
 import java.util.Set;
 import org.djlmoe.autograd.BoundedTrainer;
 import org.djlmoe.expert.LoraExperts;
+import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.reference.ProcessMemory;
 import org.djlmoe.vocab.VocabProjection;
 import org.junit.jupiter.api.Assumptions;
@@ -50,22 +51,24 @@ class MoeDecoderTest {
     }
 
     private static MoeDecoder decoder(boolean tied, int layers, int chunkTokens) {
-        MoeConfig config =
-                MoeConfig.builder()
-                        .setVocabSize(VOCAB)
-                        .setHiddenSize(8)
-                        .setIntermediateSize(6)
-                        .setNumLayers(layers)
-                        .setNumHeads(4)
-                        .optNumKeyValueHeads(2)
-                        .setNumExperts(4)
-                        .setTopK(2)
-                        .optRopeTheta(100)
-                        .optSlidingWindow(3)
-                        .optTieWordEmbeddings(tied)
-                        .optInitializerRange(0.3)
-                        .build();
-        return new MoeDecoder(config, chunkTokens);
+        return new MoeDecoder(config(tied, layers), chunkTokens);
+    }
+
+    private static MoeConfig config(boolean tied, int layers) {
+        return MoeConfig.builder()
+                .setVocabSize(VOCAB)
+                .setHiddenSize(8)
+                .setIntermediateSize(6)
+                .setNumLayers(layers)
+                .setNumHeads(4)
+                .optNumKeyValueHeads(2)
+                .setNumExperts(4)
+                .setTopK(2)
+                .optRopeTheta(100)
+                .optSlidingWindow(3)
+                .optTieWordEmbeddings(tied)
+                .optInitializerRange(0.3)
+                .build();
     }
 
     private static Trainer trainer(Model model, boolean bounded) {
@@ -113,6 +116,89 @@ class MoeDecoderTest {
         decoder.namedParameters()
                 .forEach((name, p) -> weights.put(name, p.getArray().toFloatArray()));
         return weights;
+    }
+
+    @Test
+    void build_allOptions_everyParameterHasANameMovesAndBothTrainersAgree() {
+        List<Map<String, float[]>> runs = new ArrayList<>();
+        for (boolean bounded : new boolean[] {false, true}) {
+            Engine.getEngine("PyTorch").setRandomSeed(3);
+            MoeDecoder decoder =
+                    MoeDecoder.builder()
+                            .setConfig(config(false, 2))
+                            .optChunkTokens(2)
+                            .optMaxChunks(3)
+                            .optBalanceCoefficient(0.1)
+                            .optZCoefficient(0.01)
+                            .optBiasUpdateRate(0.01)
+                            .optSharedExperts(7, true)
+                            .build();
+            assertEquals(3, decoder.moeBlocks().get(0).chunks(15));
+            try (Model model = Model.newInstance("decoder", "PyTorch")) {
+                model.setBlock(decoder);
+                try (Trainer trainer = trainer(model, bounded)) {
+                    Map<String, float[]> before = weights(decoder);
+                    for (int i = 0; i < 3; i++) {
+                        step(trainer, i);
+                        if (!bounded) {
+                            decoder.moeBlocks().forEach(MoeBlock::afterStep);
+                        }
+                    }
+                    Map<String, float[]> after = weights(decoder);
+                    after.forEach(
+                            (name, w) -> assertFalse(Arrays.equals(before.get(name), w), name));
+                    assertEquals(decoder.getParameters().size(), after.size());
+                    runs.add(after);
+                }
+            }
+        }
+        String prefix = "model.layers.1.mlp.";
+        assertTrue(
+                runs.get(0)
+                        .keySet()
+                        .containsAll(
+                                List.of(
+                                        prefix + "gate.e_score_correction_bias",
+                                        prefix + "shared_expert.gate_up_proj",
+                                        prefix + "shared_expert.down_proj",
+                                        prefix + "shared_expert_gate.weight")));
+        runs.get(0).forEach((name, w) -> assertClose(w, runs.get(1).get(name), 1e-4, name));
+    }
+
+    @Test
+    void forward_mask_paddingDoesNotCountAndChangesNoOutput() {
+        MoeDecoder decoder = decoder(false);
+        try (Model model = Model.newInstance("decoder", "PyTorch")) {
+            model.setBlock(decoder);
+            try (Trainer trainer = trainer(model, true)) {
+                NDManager manager = trainer.getManager();
+                NDArray ids = ids(manager, 1);
+                boolean[] counted = new boolean[15];
+                Arrays.fill(counted, 2, 9, true);
+                NDArray mask = manager.create(counted, BATCH);
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    float[] plain = trainer.forward(new NDList(ids)).head().toFloatArray();
+                    assertEquals(15, tokens(decoder));
+                    NDList masked = trainer.forward(new NDList(ids, mask));
+                    assertArrayEquals(plain, masked.head().toFloatArray());
+                    assertEquals(7, tokens(decoder));
+                    collector.backward(masked.head().sum());
+                }
+                NDList wrong = new NDList(ids, mask.reshape(15));
+                assertThrows(IllegalArgumentException.class, () -> trainer.evaluate(wrong));
+            }
+        }
+    }
+
+    private static long tokens(MoeDecoder decoder) {
+        return decoder.moeBlocks().get(1).statistics().orElseThrow().tokens();
+    }
+
+    @Test
+    void build_noConfig_clearError() {
+        IllegalArgumentException e =
+                assertThrows(IllegalArgumentException.class, () -> MoeDecoder.builder().build());
+        assertTrue(e.getMessage().contains("setConfig"), e.getMessage());
     }
 
     @ParameterizedTest

@@ -14,6 +14,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
+import ai.djl.metric.Metric;
+import ai.djl.metric.Metrics;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
@@ -27,12 +29,18 @@ import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
+import ai.djl.training.ParameterStore;
 import ai.djl.training.Trainer;
 import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
 import ai.djl.util.Pair;
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.EnumMap;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -42,9 +50,13 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import org.djlmoe.autograd.BoundedTrainer;
+import org.djlmoe.autograd.Checkpointed;
+import org.djlmoe.autograd.GradMode;
 import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.kernel.ExpertKernels.Weights;
+import org.djlmoe.optimizer.OffloadStreamAdamW;
 import org.djlmoe.reference.NaiveMoe;
+import org.djlmoe.routing.RoutingStatistics;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -85,6 +97,10 @@ class MoeBlockTest {
     }
 
     private Trainer trainer(Block block, boolean bounded) {
+        return trainer(block, bounded, BATCH);
+    }
+
+    private Trainer trainer(Block block, boolean bounded, Shape shape) {
         model.setBlock(block);
         DefaultTrainingConfig config =
                 new DefaultTrainingConfig(Loss.l2Loss())
@@ -94,7 +110,7 @@ class MoeBlockTest {
                                         .build())
                         .optDevices(new Device[] {Device.cpu()});
         Trainer trainer = bounded ? new BoundedTrainer(model, config) : model.newTrainer(config);
-        trainer.initialize(BATCH);
+        trainer.initialize(shape);
         return trainer;
     }
 
@@ -132,7 +148,7 @@ class MoeBlockTest {
                         (w, p) -> {
                             float[] floats = p.getArray().toFloatArray();
                             double[] numbers = new double[floats.length];
-                            java.util.Arrays.setAll(numbers, i -> floats[i]);
+                            Arrays.setAll(numbers, i -> floats[i]);
                             weights.put(w, numbers);
                         });
         LoraExperts adapters = block.experts().adapters();
@@ -195,6 +211,439 @@ class MoeBlockTest {
         }
     }
 
+    /** Coefficients under either trainer, chunked or not, with padding or without. */
+    @ParameterizedTest
+    @CsvSource({
+        "true, 3, false, false",
+        "true, 4096, true, true",
+        "true, 3, true, false",
+        "false, 4096, false, false",
+        "false, 4096, true, true"
+    })
+    void backward_lossCoefficients_gradientsOfTheReference(
+            boolean bounded, int chunkTokens, boolean masked, boolean shared) {
+        MoeBlock block =
+                builder()
+                        .optChunkTokens(chunkTokens)
+                        .optBalanceCoefficient(0.7)
+                        .optZCoefficient(0.3)
+                        .optSharedExperts(shared ? SHARED : 0, true)
+                        .build();
+        try (Trainer trainer = trainer(block, bounded)) {
+            NDManager manager = trainer.getManager();
+            double[] input = random(new Random(3), 60, 1);
+            double[] upstream = random(new Random(4), 60, 1);
+            NDArray x = array(manager, input, 2, 5, HIDDEN);
+            x.setRequiresGradient(true);
+            NDList inputs = new NDList(x);
+            boolean[] counted = null;
+            if (masked) {
+                counted =
+                        new boolean[] {
+                            true, true, true, false, false, true, true, true, true, false
+                        };
+                inputs.add(manager.create(counted, new Shape(2, 5)));
+            }
+            dirtyMemory(manager);
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                NDArray y = trainer.forward(inputs).singletonOrThrow();
+                collector.backward(y.mul(array(manager, upstream, 2, 5, HIDDEN)).sum());
+            }
+            NaiveMoe.Losses losses = new NaiveMoe.Losses(0.7, 0.3, counted);
+            NaiveMoe.Result expected = reference(block, losses, input, upstream);
+            assertGradients(expected, block, x);
+            RoutingStatistics statistics = block.statistics().orElseThrow();
+            assertEquals(expected.balanceLoss(), statistics.balanceLoss(), 1e-5);
+            assertEquals(expected.zLoss(), statistics.zLoss(), 1e-5);
+            assertEquals(masked ? 7 : 10, statistics.tokens());
+            assertEquals(masked ? 14 : 20, Arrays.stream(statistics.routes()).sum());
+        }
+    }
+
+    private static void assertGradients(NaiveMoe.Result expected, MoeBlock block, NDArray x) {
+        assertClose(expected.dx(), x.getGradient(), BOUND, "dx");
+        parameters(block)
+                .forEach(
+                        (w, p) -> {
+                            float[] gradient = gradient(p);
+                            assertClose(
+                                    expected.gradients().get(w),
+                                    gradient == null
+                                            ? new float[(int) p.getShape().size()]
+                                            : gradient,
+                                    BOUND,
+                                    "" + w);
+                        });
+    }
+
+    @ParameterizedTest
+    @CsvSource({"true, true", "true, false", "false, true", "false, false"})
+    void forward_lossOutputs_aLossOfOnesOwnGetsTheirTrueGradients(boolean bounded, boolean withY) {
+        MoeBlock block = builder().optChunkTokens(4).optLossOutputs(true).build();
+        try (Trainer trainer = trainer(block, bounded)) {
+            NDManager manager = trainer.getManager();
+            double[] input = random(new Random(3), 60, 1);
+            double[] upstream = withY ? random(new Random(4), 60, 1) : new double[60];
+            NDArray x = array(manager, input, 2, 5, HIDDEN);
+            x.setRequiresGradient(true);
+            NaiveMoe.Losses losses = new NaiveMoe.Losses(0.7, 0.3, null);
+            NaiveMoe.Result expected = reference(block, losses, input, upstream);
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                NDList out = trainer.forward(new NDList(x));
+                assertEquals(3, out.size());
+                assertArrayEquals(block.getOutputShapes(new Shape[] {BATCH}), out.getShapes());
+                assertEquals(expected.balanceLoss(), out.get(1).getFloat(), 1e-5);
+                assertEquals(expected.zLoss(), out.get(2).getFloat(), 1e-5);
+                NDArray objective = out.get(1).mul(0.7).add(out.get(2).mul(0.3));
+                if (withY) {
+                    NDArray dy = array(manager, upstream, 2, 5, HIDDEN);
+                    objective = objective.add(out.get(0).mul(dy).sum());
+                }
+                collector.backward(objective);
+            }
+            assertGradients(expected, block, x);
+            assertEquals(3, trainer.evaluate(new NDList(x)).size());
+        }
+    }
+
+    /** The square root of a variance would have an infinite slope here. */
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void backward_perfectlyBalancedLoad_finiteGradients(boolean bounded) {
+        MoeBlock block = builder().setTopK(4).optBalanceCoefficient(1).optZCoefficient(1).build();
+        try (Trainer trainer = trainer(block, bounded)) {
+            block.router().weight().getArray().muli(0);
+            NDArray x = array(trainer.getManager(), random(new Random(3), 60, 1), 2, 5, HIDDEN);
+            differentiate(trainer, x, x.onesLike());
+            for (Parameter p : parameters(block).values()) {
+                for (float g : gradient(p)) {
+                    assertTrue(Float.isFinite(g), p.getName());
+                }
+            }
+            RoutingStatistics s = block.statistics().orElseThrow();
+            assertArrayEquals(new long[] {10, 10, 10, 10}, s.routes());
+            assertEquals(4, s.balanceLoss(), 1e-6);
+            assertEquals(1, s.maxOverMean());
+            assertEquals(Math.log(4), s.entropy(), 1e-9);
+        }
+    }
+
+    @Test
+    void checkpointed_coefficientsAndBalancing_countOnce() {
+        float[] direct = routerGradientAndBias(false);
+        float[] wrapped = routerGradientAndBias(true);
+        assertClose(direct, wrapped, BOUND, "gradient of the router, bias");
+    }
+
+    private float[] routerGradientAndBias(boolean wrapped) {
+        Engine.getEngine("PyTorch").setRandomSeed(5);
+        model.close();
+        model = Model.newInstance("moe", "PyTorch");
+        MoeBlock block = builder().optBalanceCoefficient(2).optBiasUpdateRate(0.25).build();
+        try (Trainer trainer = trainer(wrapped ? new Checkpointed(block) : block, true)) {
+            NDManager manager = trainer.getManager();
+            NDArray x = array(manager, random(new Random(3), 60, 1), 2, 5, HIDDEN);
+            differentiate(trainer, x, array(manager, random(new Random(4), 60, 1), 2, 5, HIDDEN));
+            float[] gradient = gradient(block.router().weight());
+            long[] routes = block.statistics().orElseThrow().routes();
+            trainer.step();
+            float[] result = Arrays.copyOf(gradient, gradient.length + EXPERTS);
+            float[] bias = block.router().balanceBias().getArray().toFloatArray();
+            for (int e = 0; e < EXPERTS; e++) {
+                assertEquals(0.25f * Long.signum(20 - EXPERTS * routes[e]), bias[e]);
+                result[gradient.length + e] = bias[e];
+            }
+            // Nothing has been routed since.
+            trainer.step();
+            assertArrayEquals(bias, block.router().balanceBias().getArray().toFloatArray());
+            return result;
+        }
+    }
+
+    @Test
+    void setCoefficients_senselessOrBesideLossOutputs_clearErrors() {
+        MoeBlock block = builder().build();
+        for (double bad : new double[] {-1, Double.NaN, Double.POSITIVE_INFINITY}) {
+            assertThrows(IllegalArgumentException.class, () -> block.setBalanceCoefficient(bad));
+            assertThrows(IllegalArgumentException.class, () -> block.setZCoefficient(bad));
+            assertThrows(
+                    IllegalArgumentException.class, () -> builder().optBiasUpdateRate(bad).build());
+        }
+        IllegalArgumentException twice =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> builder().optLossOutputs(true).optBalanceCoefficient(0.1).build());
+        assertTrue(twice.getMessage().contains("twice"), twice.getMessage());
+        assertThrows(
+                IllegalArgumentException.class, () -> builder().optSharedExperts(-1, true).build());
+    }
+
+    @Test
+    void forward_maskOfAnotherShape_clearError() {
+        MoeBlock block = builder().build();
+        try (Trainer trainer = trainer(block, true)) {
+            NDManager manager = trainer.getManager();
+            NDList inputs = new NDList(manager.ones(BATCH), manager.ones(new Shape(5, 2)));
+            IllegalArgumentException e =
+                    assertThrows(IllegalArgumentException.class, () -> trainer.evaluate(inputs));
+            assertTrue(e.getMessage().contains("mask [...]"), e.getMessage());
+        }
+    }
+
+    /** Logits 8 and 8.001 are one number in FLOAT16; the router must not see them so. */
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void forward_halfInputs_routerComputesInSinglePrecision(boolean bounded) {
+        MoeBlock block =
+                MoeBlock.builder()
+                        .setHiddenSize(2)
+                        .setIntermediateSize(3)
+                        .setNumExperts(4)
+                        .setTopK(1)
+                        .optInitializerRange(0.5)
+                        .build();
+        List<long[]> seen = new ArrayList<>();
+        block.router().setObserver(ids -> seen.add(ids.toLongArray()));
+        try (Trainer trainer = trainer(block, bounded, new Shape(1, 2))) {
+            NDManager manager = trainer.getManager();
+            array(manager, new double[] {7, 0, 8, 0, 8.001, 0, 8.0005, 0}, 4, 2)
+                    .copyTo(block.router().weight().getArray());
+            NDArray wide = array(manager, new double[] {1, 0}, 1, 2);
+            NDArray half = wide.toType(DataType.FLOAT16, true);
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                NDArray y = trainer.forward(new NDList(half)).singletonOrThrow();
+                assertEquals(DataType.FLOAT16, y.getDataType());
+                NDArray single = trainer.forward(new NDList(wide)).singletonOrThrow();
+                assertClose(
+                        single.toFloatArray(),
+                        y.toType(DataType.FLOAT32, true).toFloatArray(),
+                        1e-3,
+                        "y");
+                collector.backward(y.sum());
+            }
+            assertArrayEquals(new long[] {2}, seen.get(0));
+            assertTrue(
+                    java.util.stream.IntStream.range(0, 8)
+                            .anyMatch(i -> gradient(block.router().weight())[i] != 0));
+            NDArray doubles = manager.ones(new Shape(1, 2), DataType.FLOAT64);
+            assertThrows(
+                    IllegalArgumentException.class, () -> trainer.evaluate(new NDList(doubles)));
+        }
+    }
+
+    /** k = 1: the combine weight is the probability, a number a token, and the router learns. */
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void forward_oneExpertAToken_notRenormalizedByDefault(boolean bounded) {
+        MoeBlock block = builder().setTopK(1).optResidual(false).build();
+        assertFalse(block.router().renormalizes());
+        assertTrue(builder().build().router().renormalizes());
+        try (Trainer trainer = trainer(block, bounded)) {
+            NDManager manager = trainer.getManager();
+            NDArray x = array(manager, random(new Random(3), 60, 1), 2, 5, HIDDEN);
+            differentiate(trainer, x, array(manager, random(new Random(4), 60, 1), 2, 5, HIDDEN));
+            float norm = 0;
+            for (float g : gradient(block.router().weight())) {
+                norm += Math.abs(g);
+            }
+            assertTrue(norm > 1e-3, "the router's gradient is " + norm);
+            assertEquals(10, Arrays.stream(block.statistics().orElseThrow().routes()).sum());
+        }
+    }
+
+    /** No capacity: however skewed the router, every token keeps its k experts. */
+    @Test
+    void forward_allTokensOnTheSameExperts_nothingIsDropped() {
+        MoeBlock block = builder().optChunkTokens(2).build();
+        try (Trainer trainer = trainer(block, true)) {
+            block.router().weight().getArray().muli(0);
+            NDArray x = array(trainer.getManager(), random(new Random(3), 60, 1), 2, 5, HIDDEN);
+            differentiate(trainer, x, x.onesLike());
+            RoutingStatistics s = block.statistics().orElseThrow();
+            assertArrayEquals(new long[] {10, 10, 0, 0}, s.routes());
+            assertEquals(2, s.maxOverMean());
+            assertEquals(2, s.idleExperts());
+            float[] gradient = gradient(block.experts().down());
+            for (int i = gradient.length / 2; i < gradient.length; i++) {
+                assertEquals(0, gradient[i], "an expert without tokens");
+            }
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void train_allOptionsOn_everyParameterMovesAndBothTrainersAgree(boolean gated) {
+        Map<String, float[]> stock = trainAll(false, gated);
+        Map<String, float[]> ours = trainAll(true, gated);
+        assertEquals(stock.keySet(), ours.keySet());
+        stock.forEach((name, values) -> assertClose(values, ours.get(name), 1e-4, name));
+        assertEquals(gated ? 8 : 7, stock.size());
+    }
+
+    private Map<String, float[]> trainAll(boolean bounded, boolean gated) {
+        Engine.getEngine("PyTorch").setRandomSeed(5);
+        model.close();
+        model = Model.newInstance("moe", "PyTorch");
+        MoeBlock block =
+                builder()
+                        .optChunkTokens(4)
+                        .optBalanceCoefficient(0.1)
+                        .optZCoefficient(0.01)
+                        .optBiasUpdateRate(0.01)
+                        .optSharedExperts(SHARED, gated)
+                        .build();
+        Map<String, float[]> after = new LinkedHashMap<>();
+        try (Trainer trainer = trainer(block, bounded)) {
+            NDManager manager = trainer.getManager();
+            NDArray x = array(manager, random(new Random(7), 60, 1), 2, 5, HIDDEN);
+            Map<String, float[]> before = new LinkedHashMap<>();
+            for (Pair<String, Parameter> p : block.getParameters()) {
+                before.put(p.getKey(), p.getValue().getArray().toFloatArray());
+            }
+            for (int step = 0; step < 3; step++) {
+                dirtyMemory(manager);
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    NDArray y = trainer.forward(new NDList(x)).singletonOrThrow();
+                    collector.backward(y.sub(1).square().mean());
+                }
+                trainer.step();
+                if (!bounded) {
+                    block.afterStep();
+                }
+            }
+            for (Pair<String, Parameter> p : block.getParameters()) {
+                float[] values = p.getValue().getArray().toFloatArray();
+                assertFalse(Arrays.equals(before.get(p.getKey()), values), p.getKey());
+                after.put(p.getKey(), values);
+            }
+        }
+        return after;
+    }
+
+    /** Experts in a group of their own, one that no token reaches, a parameter without gradient. */
+    @Test
+    void train_offloadedOptimizerWithGroups_expertsMoveAndTheBiasIsNotItsBusiness() {
+        MoeBlock block =
+                builder()
+                        .optBiasUpdateRate(0.125)
+                        .optBalanceCoefficient(0.1)
+                        .optSharedExperts(SHARED, true)
+                        .build();
+        model.setBlock(block);
+        try (OffloadStreamAdamW optimizer =
+                OffloadStreamAdamW.builder()
+                        .setLearningRateTracker(Tracker.fixed(0.01f))
+                        .optWeightDecay(0.1)
+                        .optLearningRateGroup(path -> path.contains("experts"), 0.5)
+                        .optClipNorm(1)
+                        .optBlock(block)
+                        .build()) {
+            DefaultTrainingConfig config =
+                    new DefaultTrainingConfig(Loss.l2Loss())
+                            .optOptimizer(optimizer)
+                            .optDevices(new Device[] {Device.cpu()});
+            try (Trainer trainer = new BoundedTrainer(model, config)) {
+                trainer.initialize(BATCH);
+                block.router().weight().getArray().muli(0);
+                Map<String, float[]> before = new LinkedHashMap<>();
+                block.getParameters()
+                        .forEach(
+                                p ->
+                                        before.put(
+                                                p.getKey(),
+                                                p.getValue().getArray().toFloatArray()));
+                NDArray x = array(trainer.getManager(), random(new Random(3), 60, 1), 2, 5, HIDDEN);
+                differentiate(trainer, x, x.mul(2));
+                trainer.step();
+                for (Pair<String, Parameter> p : block.getParameters()) {
+                    float[] now = p.getValue().getArray().toFloatArray();
+                    assertFalse(Arrays.equals(before.get(p.getKey()), now), p.getKey());
+                }
+                // Exactly one step of the rate: neither decayed nor scaled.
+                assertArrayEquals(
+                        new float[] {-0.125f, -0.125f, 0.125f, 0.125f},
+                        block.router().balanceBias().getArray().toFloatArray());
+            }
+        }
+    }
+
+    @Test
+    void saveParameters_balancingBiasAndSharedExperts_comeBack() throws Exception {
+        MoeBlock block = builder().optBiasUpdateRate(0.5).optSharedExperts(SHARED, true).build();
+        try (Trainer trainer = trainer(block, true)) {
+            NDManager manager = trainer.getManager();
+            NDArray x = array(manager, random(new Random(3), 60, 1), 2, 5, HIDDEN);
+            differentiate(trainer, x, x.onesLike());
+            trainer.step();
+            float[] y = trainer.evaluate(new NDList(x)).head().toFloatArray();
+            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+            block.saveParameters(new DataOutputStream(bytes));
+            MoeBlock other =
+                    builder().optBiasUpdateRate(0.5).optSharedExperts(SHARED, true).build();
+            other.loadParameters(
+                    manager, new DataInputStream(new ByteArrayInputStream(bytes.toByteArray())));
+            assertArrayEquals(
+                    block.router().balanceBias().getArray().toFloatArray(),
+                    other.router().balanceBias().getArray().toFloatArray());
+            try (GradMode off = GradMode.off()) {
+                ParameterStore store = new ParameterStore(manager, false);
+                NDArray again = other.forward(store, new NDList(x), false).head();
+                assertArrayEquals(y, again.toFloatArray());
+            }
+            // What thaws everything does not make the bias a weight.
+            other.freezeParameters(false);
+            other.forward(new ParameterStore(manager, false), new NDList(x), true);
+            assertFalse(other.router().balanceBias().requiresGradient());
+            assertTrue(other.router().weight().requiresGradient());
+        }
+    }
+
+    @Test
+    void routingMetrics_twoBatchesAndAnEpoch_valuesOfTheStatistics() {
+        MoeBlock block = builder().build();
+        model.setBlock(new SequentialBlock().add(new Checkpointed(block)));
+        DefaultTrainingConfig config =
+                new DefaultTrainingConfig(Loss.l2Loss())
+                        .optDevices(new Device[] {Device.cpu()})
+                        .addTrainingListeners(new RoutingMetrics());
+        try (Trainer trainer = new BoundedTrainer(model, config)) {
+            trainer.initialize(BATCH);
+            trainer.notifyListeners(l -> l.onTrainingBatch(trainer, null)); // no metrics, no harm
+            Metrics metrics = new Metrics();
+            trainer.setMetrics(metrics);
+            trainer.notifyListeners(l -> l.onTrainingBatch(trainer, null)); // nothing routed yet
+            assertEquals(0, ours(metrics));
+            NDArray x = array(trainer.getManager(), random(new Random(3), 60, 1), 2, 5, HIDDEN);
+            for (int i = 0; i < 2; i++) {
+                differentiate(trainer, x, x.onesLike());
+                trainer.notifyListeners(l -> l.onTrainingBatch(trainer, null));
+            }
+            RoutingStatistics s = block.statistics().orElseThrow();
+            assertEquals(2, metrics.getMetric("moe-0-balance-loss").size());
+            assertEquals(s.balanceLoss(), latest(metrics, "moe-0-balance-loss"));
+            assertEquals(s.zLoss(), latest(metrics, "moe-0-z-loss"));
+            assertEquals(s.maxOverMean(), latest(metrics, "moe-0-max-over-mean"));
+            assertEquals(s.entropy(), latest(metrics, "moe-0-entropy"));
+            assertEquals(s.idleExperts(), latest(metrics, "moe-0-idle-experts"));
+            assertEquals(5, ours(metrics));
+            trainer.notifyListeners(l -> l.onEpoch(trainer));
+            trainer.notifyListeners(l -> l.onEpoch(trainer));
+            for (int e = 0; e < EXPERTS; e++) {
+                List<Metric> routes = metrics.getMetric("moe-0-expert-" + e + "-routes");
+                assertEquals(2 * s.routes()[e], routes.get(0).getValue());
+                assertEquals(0.0, routes.get(1).getValue());
+            }
+        }
+    }
+
+    private static long ours(Metrics metrics) {
+        return metrics.getMetricNames().stream().filter(n -> n.startsWith("moe-")).count();
+    }
+
+    private static double latest(Metrics metrics, String name) {
+        return metrics.latestMetric(name).getValue();
+    }
+
     @Test
     void mergeAdapters_noiseInThem_sameOutputWithoutThem() {
         MoeBlock block = builder().build();
@@ -210,7 +659,7 @@ class MoeBlockTest {
             assertNull(block.experts().adapters());
             float[] merged = trainer.evaluate(new NDList(x)).singletonOrThrow().toFloatArray();
             assertClose(adapted, merged, BOUND, "merged");
-            assertFalse(java.util.Arrays.equals(base, merged));
+            assertFalse(Arrays.equals(base, merged));
             assertThrows(IllegalStateException.class, () -> block.experts().mergeAdapters());
         }
     }
@@ -254,9 +703,7 @@ class MoeBlockTest {
             }
         }
         // Every parameter takes part: routers and experts too.
-        after.forEach(
-                (name, values) ->
-                        assertFalse(java.util.Arrays.equals(before.get(name), values), name));
+        after.forEach((name, values) -> assertFalse(Arrays.equals(before.get(name), values), name));
         return after;
     }
 
@@ -295,9 +742,7 @@ class MoeBlockTest {
                             });
             trainer.step();
             for (Parameter p : parameters(block).values()) {
-                boolean same =
-                        java.util.Arrays.equals(
-                                before.get(p.getName()), p.getArray().toFloatArray());
+                boolean same = Arrays.equals(before.get(p.getName()), p.getArray().toFloatArray());
                 assertEquals(!p.getName().contains("lora"), same, p.getName());
             }
         }
@@ -331,7 +776,7 @@ class MoeBlockTest {
             differentiate(trainer, x, dy);
             trainer.step();
             float[] trained = trainer.evaluate(new NDList(x)).singletonOrThrow().toFloatArray();
-            assertFalse(java.util.Arrays.equals(plain, trained));
+            assertFalse(Arrays.equals(plain, trained));
         }
     }
 
@@ -409,7 +854,13 @@ class MoeBlockTest {
     @ParameterizedTest
     @ValueSource(booleans = {true, false})
     void forwardAndBackward_noTokens_emptyOutputAndZeroGradients(boolean bounded) {
-        MoeBlock block = builder().build();
+        MoeBlock block =
+                builder()
+                        .optBalanceCoefficient(1)
+                        .optZCoefficient(1)
+                        .optBiasUpdateRate(0.1)
+                        .optSharedExperts(SHARED, true)
+                        .build();
         try (Trainer trainer = trainer(block, bounded)) {
             NDArray x = trainer.getManager().create(new Shape(0, 5, HIDDEN));
             try (GradientCollector collector = trainer.newGradientCollector()) {
@@ -423,6 +874,10 @@ class MoeBlockTest {
                     assertArrayEquals(new float[gradient.length], gradient, p.getName());
                 }
             }
+            assertEquals(0, block.statistics().orElseThrow().balanceLoss());
+            block.afterStep();
+            assertArrayEquals(
+                    new float[EXPERTS], block.router().balanceBias().getArray().toFloatArray());
         }
     }
 
@@ -470,10 +925,7 @@ class MoeBlockTest {
             NDArray own = x.duplicate();
             own.attach(manager);
             NDArray y =
-                    block.forward(
-                                    new ai.djl.training.ParameterStore(manager, false),
-                                    new NDList(own),
-                                    false)
+                    block.forward(new ParameterStore(manager, false), new NDList(own), false)
                             .singletonOrThrow();
             assertArrayEquals(expected, y.toFloatArray(), 1e-6f);
         }

@@ -6,9 +6,11 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledOnOs;
 import org.junit.jupiter.api.condition.OS;
 import org.junit.jupiter.api.io.TempDir;
@@ -38,9 +40,24 @@ class OptimizerMemoryTest {
         assertEquals(way.startsWith("staged"), figures[2] > 0);
     }
 
+    /** Elsewhere a resumed run needed twice the memory, or a copy of the state for a moment. */
+    @Test
+    void load_anyOptimizer_peaksAtTheStateAndOneBucket() throws Exception {
+        long[] figures = run(StateLoadMemoryRun.class);
+        assertEquals(3, figures.length);
+        double bucket = 8.0 * OptimizerMemoryRun.BUCKET;
+        for (long figure : figures) {
+            assertTrue(figure <= bucket, Arrays.toString(figures) + " beyond the state");
+        }
+    }
+
     private long[] run(String way) throws Exception {
-        ProcessBuilder builder =
-                new ProcessBuilder(
+        return run(OptimizerMemoryRun.class, way);
+    }
+
+    private long[] run(Class<?> main, String... options) throws Exception {
+        List<String> command =
+                new ArrayList<>(
                         List.of(
                                 Path.of(System.getProperty("java.home"), "bin", "java").toString(),
                                 "-Xms64m",
@@ -50,9 +67,10 @@ class OptimizerMemoryTest {
                                 "-XX:+AlwaysPreTouch",
                                 "-cp",
                                 System.getProperty("java.class.path"),
-                                OptimizerMemoryRun.class.getName(),
-                                way,
-                                folder.toString()));
+                                main.getName()));
+        command.addAll(List.of(options));
+        command.add(folder.toString());
+        ProcessBuilder builder = new ProcessBuilder(command);
         builder.environment().put("MALLOC_MMAP_THRESHOLD_", "1048576");
         builder.environment().put("MALLOC_ARENA_MAX", "1");
         builder.environment().remove("MALLOC_TRIM_THRESHOLD_");

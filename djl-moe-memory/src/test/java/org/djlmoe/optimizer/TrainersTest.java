@@ -42,6 +42,7 @@ import org.djlmoe.autograd.ParameterPaths;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** The optimizer under DJL's trainer and under ours. */
@@ -211,6 +212,11 @@ class TrainersTest {
         Map<String, float[]> stock =
                 trained(block, builder().optClipNorm(0.05).optBlock(block), false);
         Map<String, float[]> bounded = trained(network(), builder().optClipNorm(0.05), true);
+        Block filed = network();
+        OffloadStreamAdamW.Builder files =
+                builder().optClipNorm(0.05).optBlock(filed).optFileTier(folder);
+        assertSame(stock, trained(filed, files, false), 0);
+        assertSame(stock, trained(network(), files, true), 0);
         Map<String, float[]> free = trained(network(), builder(), true);
 
         assertSame(stock, bounded, 0);
@@ -250,11 +256,15 @@ class TrainersTest {
     }
 
     @ParameterizedTest
-    @ValueSource(booleans = {false, true})
-    void step_nanInTheBatch_isSkippedAsAWholeAndTrainingGoesOn(boolean bounded) {
+    @CsvSource({"false, false", "true, false", "false, true", "true, true"})
+    void step_nanInTheBatch_isSkippedAsAWholeAndTrainingGoesOn(boolean bounded, boolean files) {
         Block block = network();
-        try (OffloadStreamAdamW optimizer =
-                        builder().optNonFinite(NonFinitePolicy.SKIP).optBlock(block).build();
+        OffloadStreamAdamW.Builder builder =
+                builder().optNonFinite(NonFinitePolicy.SKIP).optBlock(block);
+        if (files) {
+            builder.optFileTier(folder);
+        }
+        try (OffloadStreamAdamW optimizer = builder.build();
                 Run run = new Run(block, optimizer, bounded)) {
             run.train(2);
             Map<String, float[]> before = run.weights();

@@ -20,8 +20,8 @@ import org.djlmoe.model.MoeConfig;
  *
  * <p>Arguments: {@code hidden,layers,experts,inner,vocab}, {@code batch,sequence}, then any of
  * {@code chunk=4096}, {@code block=512}, {@code kv=2}, {@code window=128}, {@code lora=8}, {@code
- * half} (BF16 experts, with {@code lora}), {@code eval}, {@code skew} (all tokens to the same
- * experts), {@code steps=3}, {@code table}.
+ * shared=1024}, {@code half} (BF16 experts, with {@code lora}), {@code eval}, {@code skew} (all
+ * tokens to the same experts), {@code steps=3}, {@code table}.
  */
 final class CalibrationRun {
 
@@ -58,6 +58,7 @@ final class CalibrationRun {
                 case "kv" -> model.optNumKeyValueHeads(Integer.parseInt(pair[1]));
                 case "window" -> model.optSlidingWindow(Integer.parseInt(pair[1]));
                 case "lora" -> settings.optAdapters(Integer.parseInt(pair[1]));
+                case "shared" -> settings.optSharedExperts(Integer.parseInt(pair[1]), true);
                 case "steps" -> steps = Integer.parseInt(pair[1]);
                 case "eval" -> settings.optEvaluation(true);
                 default -> throw new IllegalArgumentException("Unknown option " + option);

@@ -15,6 +15,7 @@ import java.util.function.UnaryOperator;
 import net.jqwik.api.ForAll;
 import net.jqwik.api.Property;
 import net.jqwik.api.constraints.IntRange;
+import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.model.MoeConfig;
 import org.junit.jupiter.api.Test;
 
@@ -70,8 +71,8 @@ class MemoryPlanTest {
         // h, 3 heads' arrays, out, lse, gradients of out, q, k, v
         expected.put("attention", 1024L + 3 * 1024 + 1024 + 256 + 1024 + 3 * 1024);
         // 5 I + 2 H numbers for each of 32 rows; order, rows and weights of the routes, gradients
-        // of the weights by expert and by token, three arrays of logits
-        expected.put("experts", 32L * 46 * 4 + 1280 + 2 * 256 + 3 * 512);
+        // of the weights by expert and by token, six arrays of logits
+        expected.put("experts", 32L * 46 * 4 + 1280 + 2 * 256 + 6 * 512);
         expected.put("final norm", 3L * 1024);
         expected.put("logits", 32L * 20 * 4 + 2 * 1024);
         expected.put("loss gradients", 1024L + 160 * 4);
@@ -82,17 +83,17 @@ class MemoryPlanTest {
         long always = MemoryPlan.LIBRARY_BYTES + 16 * 1960 + 32 * 44;
         Map<Phase, Long> phases = new LinkedHashMap<>();
         phases.put(Phase.FORWARD_ATTENTION, always + 3072 + 1536 + 1024 + 4352);
-        phases.put(Phase.FORWARD_MOE, always + 4096 + 1536 + 1024 + 5120);
+        phases.put(Phase.FORWARD_MOE, always + 4096 + 1536 + 1024 + 5632);
         phases.put(Phase.FORWARD_NORM, always + 5120 + 1536 + 1024 + 2048);
         phases.put(Phase.LOSS, always + 5120 + 1536 + 1024 + 4608 + 1664);
         phases.put(Phase.BACKWARD_LOSS, always + 5120 + 1536 + 1024 + 1664);
         phases.put(Phase.BACKWARD_NORM, always + 5120 + 1536 + 1024 + 2048 + 3072);
-        phases.put(Phase.BACKWARD_MOE, always + 4096 + 1536 + 1024 + 2048 + 9216);
+        phases.put(Phase.BACKWARD_MOE, always + 4096 + 1536 + 1024 + 2048 + 10752);
         phases.put(Phase.BACKWARD_ATTENTION, always + 3072 + 1536 + 1024 + 2048 + 9472);
         phases.put(Phase.STEP, always + 1024 + 3072);
         assertEquals(phases, plan.phases());
         assertEquals(Phase.BACKWARD_MOE, plan.peakPhase());
-        assertEquals(always + 17920, plan.peakBytes());
+        assertEquals(always + 19456, plan.peakBytes());
         // three N x V
         assertEquals(3 * 32 * 20 * 4, line(plan, "logits").unbounded());
     }
@@ -125,6 +126,22 @@ class MemoryPlanTest {
     }
 
     @Test
+    void of_sharedExperts_countTheirWeightsAndWidenTheScratch() {
+        MemoryPlan without = MemoryPlan.of(tiny().build(), run().build());
+        MemoryPlan gated = MemoryPlan.of(tiny().build(), run().optSharedExperts(10, true).build());
+        long added = 2 * (3 * 8 * 10 + 8);
+        assertEquals(4 * (1960 + added), line(gated, "weights").bytes());
+        // 5 numbers a row for each of the columns that they are wider than I = 6
+        assertEquals(
+                line(without, "experts").bytes() + 32 * 5 * 4 * 4, line(gated, "experts").bytes());
+        MemoryPlan narrow = MemoryPlan.of(tiny().build(), run().optSharedExperts(5, false).build());
+        assertEquals(4 * (1960 + 2 * 3 * 8 * 5), line(narrow, "weights").bytes());
+        assertEquals(line(without, "experts").bytes(), line(narrow, "experts").bytes());
+        assertThrows(
+                IllegalArgumentException.class, () -> run().optSharedExperts(-1, true).build());
+    }
+
+    @Test
     void of_tiedEmbedding_isCountedOnce() {
         long tied =
                 line(
@@ -153,7 +170,7 @@ class MemoryPlanTest {
         MemoryPlan pooled =
                 MemoryPlan.of(
                         tiny().build(), run().optAllocator(PlanSettings.Allocator.KEEPS).build());
-        long comesAndGoes = 17920;
+        long comesAndGoes = 19456;
         assertEquals(comesAndGoes, line(pooled, "allocator's holes").bytes());
         assertEquals(exact.peakBytes() + comesAndGoes, pooled.peakBytes());
     }
@@ -272,14 +289,20 @@ class MemoryPlanTest {
                                         s.batch,
                                         s.sequence + 1));
         for (int i = 0; i < growths.size(); i++) {
-            long grown = growths.get(i).apply(shape).plan(settings).peakBytes();
-            assertTrue(grown > base, "growth " + i);
+            Shape larger = growths.get(i).apply(shape);
+            long grown = larger.plan(settings).peakBytes();
+            // One more expert makes the even share of a chunk smaller, and the scratch with it.
+            assertTrue(grown > base || larger.block() < shape.block(), "growth " + i);
         }
         assertTrue(shape.plan(settings).unboundedBytes() > 0);
     }
 
     private record Shape(
             int heads, int inner, int layers, int experts, int vocab, int batch, int sequence) {
+
+        int block() {
+            return ExpertScratch.blockRows((long) batch * sequence, 2, experts);
+        }
 
         MoeConfig config() {
             return MoeConfig.builder()

@@ -42,6 +42,14 @@ class PlanAgainstRunTest {
         assertTrue(ratio > 0.85 && ratio < 1.25, "planned / measured " + ratio);
     }
 
+    /** The scratch is as wide as the shared experts, and no array is as long as the batch. */
+    @Test
+    void peak_wideSharedExperts_isAsPlanned() throws Exception {
+        double ratio =
+                plannedOverMeasured("256,2,8,256,258", "4,1024", "shared=2048", "kv=2", "steps=2");
+        assertTrue(ratio > 0.85 && ratio < 1.25, "planned / measured " + ratio);
+    }
+
     private double plannedOverMeasured(String... arguments) throws Exception {
         List<String> command =
                 new ArrayList<>(

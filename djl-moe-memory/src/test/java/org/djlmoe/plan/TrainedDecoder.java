@@ -73,7 +73,15 @@ final class TrainedDecoder {
                                 .setLearningRateTracker(Tracker.fixed(1e-3f))
                                 .optClipNorm(1)
                                 .build()) {
-            MoeDecoder decoder = new MoeDecoder(config, settings.moeChunkTokens());
+            MoeDecoder decoder =
+                    MoeDecoder.builder()
+                            .setConfig(config)
+                            .optChunkTokens(settings.moeChunkTokens())
+                            .optMaxChunks(settings.maxChunks())
+                            .optSharedExperts(settings.sharedWidth(), settings.sharedGate())
+                            .optBalanceCoefficient(0.01)
+                            .optZCoefficient(0.001)
+                            .build();
             if (skew) {
                 boolean[] kept = new boolean[config.numExperts()];
                 Arrays.fill(kept, 0, config.topK(), true);

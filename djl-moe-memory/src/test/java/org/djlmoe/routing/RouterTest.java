@@ -3,6 +3,8 @@ package org.djlmoe.routing;
 import static org.djlmoe.reference.Numbers.array;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -238,6 +240,142 @@ class RouterTest {
             router.clearPrior();
             assertArrayEquals(new long[] {1, 2}, route(router, manager, x).get(0).toLongArray());
         }
+    }
+
+    /** The documented order: logits, softmax, balancing bias, forbidden ones out. */
+    @Property(tries = 100, seed = "12")
+    void select_balancingBiasAndAnyPrior_inTheDocumentedOrder(@ForAll("cases") Case given) {
+        double scale =
+                Arrays.stream(given.logits).map(Math::abs).max().orElseThrow() > 20 ? 0.01 : 1;
+        double[] logits = Arrays.stream(given.logits).map(z -> (float) (z * scale)).toArray();
+        Case c = new Case(given.prior, given.kept, given.topK, given.renormalize, logits);
+        double[] bias = new double[c.experts()];
+        // no two alike, so that no tie hides which was added
+        Arrays.setAll(bias, e -> (float) (0.3 * Math.sin(7 * e + 1)));
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            Router router =
+                    new Router(c.experts(), c.experts(), c.topK, c.renormalize, 0.02, 0.001);
+            router.initialize(manager, DataType.FLOAT32, new Shape(-1, c.experts()));
+            manager.eye(c.experts()).copyTo(router.weight().getArray());
+            array(manager, bias, c.experts()).copyTo(router.balanceBias().getArray());
+            router.setPrior(c.kept, c.prior);
+            NDArray x = array(manager, c.logits, TOKENS, c.experts());
+            NDList plain = router.forward(new ParameterStore(manager, false), new NDList(x), false);
+            NDList bounded = route(router, manager, x);
+            for (int t = 0; t < TOKENS; t++) {
+                int[] ids = balanced(c, c.token(t), bias);
+                long[] expected = Arrays.stream(ids).asLongStream().toArray();
+                assertArrayEquals(expected, bounded.get(0).get(t).toLongArray(), () -> "" + c);
+                assertArrayEquals(expected, plain.get(0).get(t).toLongArray(), () -> "" + c);
+                // The bias is no part of the combine weights.
+                float[] combine = Numbers.floats(combine(c.token(t), ids, c.renormalize));
+                assertArrayEquals(combine, bounded.get(1).get(t).toFloatArray(), 2e-6f);
+            }
+        }
+    }
+
+    private static int[] balanced(Case c, double[] z, double[] bias) {
+        boolean probability =
+                c.prior.form() == SelectionPrior.Form.PROBABILITY && !c.prior.isHardMask();
+        boolean scaled = c.prior.form() == SelectionPrior.Form.SCALED && !c.prior.isHardMask();
+        double[] raised = z.clone();
+        for (int e = 0; e < z.length; e++) {
+            if (c.prior.isHardMask()) {
+                raised[e] = c.kept[e] ? z[e] : Double.NEGATIVE_INFINITY;
+            } else if (!probability && c.kept[e]) {
+                raised[e] += c.prior.beta() * (scaled ? c.prior.logitRange() : 1);
+            }
+        }
+        double total = logSumExp(raised);
+        double[] rank = new double[z.length];
+        for (int e = 0; e < z.length; e++) {
+            rank[e] = Math.exp(raised[e] - total) + bias[e];
+            rank[e] += probability && c.kept[e] ? c.prior.beta() : 0;
+            rank[e] = Double.isInfinite(raised[e]) ? Double.NEGATIVE_INFINITY : rank[e];
+        }
+        int protect = c.prior.beta() == 0 ? 0 : Math.min(c.prior.protectedTop(), c.topK);
+        List<Integer> order = new ArrayList<>();
+        order.addAll(descending(z).subList(0, protect));
+        descending(rank).stream().filter(e -> !order.contains(e)).forEach(order::add);
+        return order.subList(0, c.topK).stream().mapToInt(e -> e).toArray();
+    }
+
+    private static List<Integer> descending(double[] scores) {
+        return java.util.stream.IntStream.range(0, scores.length)
+                .boxed()
+                .sorted((a, b) -> Double.compare(scores[b], scores[a]))
+                .toList();
+    }
+
+    @Test
+    void updateBalanceBias_loadsOfSeveralPasses_movesByTheRateOnceAndStartsAnew() {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            Router router = new Router(4, 4, 2, true, 0.02, 0.125);
+            router.initialize(manager, DataType.FLOAT32, new Shape(-1, 4));
+            router.addLoad(new long[] {5, 0, 3, 0});
+            router.addLoad(new long[] {0, 4, 1, 3});
+            router.updateBalanceBias(); // mean 4
+            float[] moved = {-0.125f, 0, 0, 0.125f};
+            assertArrayEquals(moved, router.balanceBias().getArray().toFloatArray());
+            router.updateBalanceBias();
+            assertArrayEquals(moved, router.balanceBias().getArray().toFloatArray());
+            router.addLoad(new long[] {0, 8, 4, 4});
+            router.updateBalanceBias();
+            assertArrayEquals(
+                    new float[] {0, -0.125f, 0, 0.125f},
+                    router.balanceBias().getArray().toFloatArray());
+            assertFalse(router.balanceBias().requiresGradient());
+        }
+    }
+
+    /** What the bias is for: a router that sends everything to two experts spreads it. */
+    @Test
+    void updateBalanceBias_skewedRouter_loadEvensOut() {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            Router router = new Router(4, 4, 1, false, 0.02, 0.01);
+            router.initialize(manager, DataType.FLOAT32, new Shape(-1, 4));
+            manager.eye(4).copyTo(router.weight().getArray());
+            Random random = new Random(4);
+            double[] logits = new double[64 * 4];
+            Arrays.setAll(logits, i -> random.nextGaussian() + (i % 4 == 2 ? 3 : 0));
+            NDArray x = array(manager, logits, 64, 4);
+            long[] first = load(router, manager, x);
+            assertTrue(first[2] > 55, () -> Arrays.toString(first));
+            for (int step = 0; step < 150; step++) {
+                router.addLoad(load(router, manager, x));
+                router.updateBalanceBias();
+            }
+            long[] last = load(router, manager, x);
+            assertTrue(Arrays.stream(last).max().orElse(0) <= 24, () -> Arrays.toString(last));
+        }
+    }
+
+    private static long[] load(Router router, NDManager manager, NDArray x) {
+        long[] load = new long[router.experts()];
+        for (long id : route(router, manager, x).get(0).toLongArray()) {
+            load[(int) id]++;
+        }
+        return load;
+    }
+
+    @Test
+    void newRouter_withoutBalancing_noBiasAndNothingToUpdate() {
+        Router router = new Router(4, 4, 2, true, 0.02);
+        assertNull(router.balanceBias());
+        router.addLoad(new long[] {8, 0, 0, 0});
+        router.updateBalanceBias();
+        assertEquals(1, router.getParameters().size());
+    }
+
+    @Test
+    void statistics_ofNoTokens_evenAndZero() {
+        RoutingStatistics s = RoutingStatistics.of(new double[2 * 4 + 2]);
+        assertEquals(0, s.tokens());
+        assertEquals(0, s.balanceLoss());
+        assertEquals(0, s.zLoss());
+        assertEquals(1, s.maxOverMean());
+        assertEquals(0, s.entropy());
+        assertEquals(4, s.idleExperts());
     }
 
     @Test

@@ -95,7 +95,7 @@ final class DemoCommand implements Callable<Integer> {
                         preset.batch,
                         Pretraining.LEARNING_RATE,
                         Pretraining.BALANCE)
-                .run(null, folder, memory, options);
+                .run(null, folder, memory, new SavedStates(), options);
         return folder;
     }
 }

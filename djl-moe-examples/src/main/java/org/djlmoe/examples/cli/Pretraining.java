@@ -2,7 +2,11 @@ package org.djlmoe.examples.cli;
 
 import java.io.IOException;
 import java.nio.file.Path;
+import java.util.Arrays;
 import java.util.Locale;
+import java.util.Map;
+import java.util.Optional;
+import java.util.TreeMap;
 import org.djlmoe.checkpoint.SaveOptions;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
@@ -19,6 +23,8 @@ import org.djlmoe.plan.PlanSettings;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
+import org.djlmoe.training.TrainingCheckpoint;
+import org.djlmoe.training.TrainingState;
 
 /**
  * Trains a preset from scratch and saves it in BF16.
@@ -33,6 +39,9 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
 
     static final double LEARNING_RATE = 3e-3;
     static final double BALANCE = 0.01;
+
+    private static final String MOE_CHUNK = "moe_chunk_tokens";
+    private static final String VOCAB_BLOCK = "vocab_block_tokens";
 
     /** Rows of held-out text for the closing figure. */
     private static final int VALIDATION_ROWS = 256;
@@ -54,6 +63,7 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
             double peak_mb,
             double planned_peak_mb,
             String model,
+            int resumed_from,
             float[] losses) {}
 
     /**
@@ -62,12 +72,16 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
      * @param language the language of the text, or null for all
      * @param folder where the checkpoint goes
      * @param memory the budget
+     * @param saved whether the state is saved meanwhile, or there is one to go on from
      * @param options seed and progress
      * @return the figures
      * @throws IOException if the text cannot be read or the checkpoint cannot be written
      */
-    Report run(Language language, Path folder, Memory memory, CommonOptions options)
+    Report run(
+            Language language, Path folder, Memory memory, SavedStates saved, CommonOptions options)
             throws IOException {
+        Map<String, String> settings = settings(language, options.seed());
+        Optional<TrainingCheckpoint> last = saved.start(folder, settings);
         TextData text = TextData.load(language, preset.sequence);
         PackedBatches batches = text.train().batches(batch, options.seed());
         MemoryPlan plan =
@@ -77,12 +91,19 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
         if (options.verbose()) {
             options.text().print(plan);
         }
+        LanguageModel.Chunks chunks = chunks(last, plan);
+        settings.put(MOE_CHUNK, Integer.toString(chunks.moeTokens()));
+        settings.put(VOCAB_BLOCK, Integer.toString(chunks.vocabTokens()));
         float[] losses = new float[steps];
+        int from = last.isEmpty() ? 0 : (int) last.get().state().step();
+        if (from > 0) {
+            System.arraycopy(last.get().state().losses(), 0, losses, 0, from);
+        }
         try (PeakMeter meter = PeakMeter.start();
-                LanguageModel model =
-                        LanguageModel.create(preset.config, Memory.chunks(plan), options.seed())) {
+                LanguageModel model = model(last, chunks, options.seed())) {
             long start = System.nanoTime();
-            train(model, batches, losses, options);
+            Run run = new Run(model, batches, losses, folder, saved, settings, options);
+            train(run, last);
             double seconds = (System.nanoTime() - start) / 1e9;
             long peak = meter.stop().peakBytes();
             // One from an earlier run into this folder would be applied to these weights.
@@ -105,17 +126,68 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
                     model.trainableElements(),
                     validation.loss(),
                     validation.perplexity(),
-                    (double) steps * batch * preset.sequence / seconds,
+                    (double) (steps - from) * batch * preset.sequence / seconds,
                     seconds,
                     Memory.megabytes(peak),
                     Memory.megabytes(plan.peakBytes()),
                     folder.toString(),
+                    from,
                     losses);
         }
     }
 
-    private void train(
-            LanguageModel model, PackedBatches batches, float[] losses, CommonOptions options) {
+    /** What decides the run besides the text; what is not here may change when it goes on. */
+    private Map<String, String> settings(Language language, long seed) {
+        Map<String, String> settings = new TreeMap<>();
+        settings.put("--preset", preset.name().toLowerCase(Locale.ROOT));
+        settings.put("--steps", Integer.toString(steps));
+        settings.put("--batch", Integer.toString(batch));
+        settings.put("--language", language == null ? "all" : language.code());
+        settings.put("--learning-rate", Double.toString(learningRate));
+        settings.put("--balance", Double.toString(balance));
+        settings.put("--seed", Long.toString(seed));
+        return settings;
+    }
+
+    /** Other chunks add up in another order, so a run keeps those that it was started with. */
+    private static LanguageModel.Chunks chunks(Optional<TrainingCheckpoint> last, MemoryPlan plan) {
+        if (last.isEmpty()) {
+            return Memory.chunks(plan);
+        }
+        Map<String, String> before = last.get().state().settings();
+        try {
+            return new LanguageModel.Chunks(
+                    Integer.parseInt(before.get(MOE_CHUNK)),
+                    Integer.parseInt(before.get(VOCAB_BLOCK)));
+        } catch (NumberFormatException e) {
+            throw new UserError(
+                    "--resume: "
+                            + last.get().folder()
+                            + " does not say which chunks the run had; it was not saved by moe"
+                            + " train",
+                    e);
+        }
+    }
+
+    private LanguageModel model(
+            Optional<TrainingCheckpoint> last, LanguageModel.Chunks chunks, long seed)
+            throws IOException {
+        return last.isEmpty()
+                ? LanguageModel.create(preset.config, chunks, seed)
+                : SavedStates.explained(() -> last.get().loadModel(chunks));
+    }
+
+    private record Run(
+            LanguageModel model,
+            PackedBatches batches,
+            float[] losses,
+            Path folder,
+            SavedStates saved,
+            Map<String, String> settings,
+            CommonOptions options) {}
+
+    private void train(Run run, Optional<TrainingCheckpoint> last) throws IOException {
+        LanguageModel model = run.model;
         model.train(path -> true);
         model.decoder().moeBlocks().forEach(layer -> layer.setBalanceCoefficient(balance));
         OffloadStreamAdamW optimizer =
@@ -132,15 +204,29 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
                         .optClipNorm(1)
                         .build();
         try (LanguageModelTrainer trainer =
-                        new LanguageModelTrainer(model, optimizer, options.seed());
-                StageProgress progress = new StageProgress(options)) {
-            for (int step = 0; step < steps; step++) {
-                TokenBatch tokens = batches.at(step);
-                losses[step] = trainer.step(tokens);
-                progress.step("training", step + 1, steps, tokens.tokens(), losses[step]);
+                        new LanguageModelTrainer(model, optimizer, run.options.seed());
+                StageProgress progress = new StageProgress(run.options)) {
+            if (last.isPresent()) {
+                SavedStates.explained(() -> last.get().restore(model, optimizer, trainer));
+                progress.after((int) trainer.batches());
+            }
+            for (int step = (int) trainer.batches(); step < steps; step++) {
+                TokenBatch tokens = run.batches.at(step);
+                run.losses[step] = trainer.step(tokens);
+                progress.step("training", step + 1, steps, tokens.tokens(), run.losses[step]);
+                if (run.saved.due(step + 1)) {
+                    save(run, optimizer, step + 1);
+                }
             }
         } finally {
             optimizer.close();
         }
+    }
+
+    private static void save(Run run, OffloadStreamAdamW optimizer, int step) throws IOException {
+        TrainingState state =
+                new TrainingState(
+                        step, run.options.seed(), Arrays.copyOf(run.losses, step), run.settings);
+        run.saved.in(run.folder).save(run.model, optimizer, state);
     }
 }

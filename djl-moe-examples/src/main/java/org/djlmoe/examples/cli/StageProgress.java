@@ -9,10 +9,17 @@ final class StageProgress implements AutoCloseable {
     private String label;
     private ProgressBar bar;
     private int done;
+    private int initial;
     private long tokensDone;
 
     StageProgress(CommonOptions options) {
         this.options = options;
+    }
+
+    /** Lets the first stage begin after steps that were done in another run. */
+    StageProgress after(int steps) {
+        initial = steps;
+        return this;
     }
 
     /**
@@ -28,8 +35,9 @@ final class StageProgress implements AutoCloseable {
         if (!stage.equals(label)) {
             close();
             label = stage;
-            done = 0;
-            bar = options.progress(stage, steps).optUnit("tokens").build();
+            done = initial;
+            initial = 0;
+            bar = options.progress(stage, steps).optUnit("tokens").optInitial(done).build();
         }
         if (!Double.isNaN(loss)) {
             bar.note(String.format(Locale.ROOT, "loss %.3f", loss));

@@ -20,6 +20,7 @@ final class TrainCommand implements Callable<Integer> {
     @Mixin private CommonOptions options;
     @Mixin private OutputDirectory out;
     @Mixin private Memory memory;
+    @Mixin private SavedStates saved;
 
     @Option(
             names = "--preset",
@@ -58,11 +59,15 @@ final class TrainCommand implements Callable<Integer> {
         Arguments.positive("--steps", updates);
         Arguments.positive("--batch", rows);
         Arguments.positive("--learning-rate", learningRate);
+        saved.check();
         Path folder = out.create(Path.of("runs", "train"));
         options.keepJsonOutside(folder);
         Pretraining.Report report =
                 new Pretraining(preset, updates, rows, learningRate, balance)
-                        .run(Arguments.language(language), folder, memory, options);
+                        .run(Arguments.language(language), folder, memory, saved, options);
+        if (report.resumed_from() > 0) {
+            options.text().printf("went on after step %d%n", report.resumed_from());
+        }
         options.text()
                 .printf(
                         Locale.ROOT,

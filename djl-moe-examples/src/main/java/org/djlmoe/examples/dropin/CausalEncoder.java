@@ -40,16 +40,19 @@ final class CausalEncoder extends AbstractBlock {
             boolean training,
             PairList<String, Object> params) {
         NDArray x = inputs.singletonOrThrow();
+        return encoder.forward(parameterStore, new NDList(x, mask(x)), training, params);
+    }
+
+    /** For each of (B, S, H) tokens, those that it sees: (B, S, S). */
+    static NDArray mask(NDArray x) {
         long batch = x.getShape().get(0);
         long sequence = x.getShape().get(1);
         NDArray positions = x.getManager().arange((int) sequence);
-        NDArray mask =
-                positions
-                        .expandDims(1)
-                        .gte(positions.expandDims(0))
-                        .expandDims(0)
-                        .broadcast(batch, sequence, sequence);
-        return encoder.forward(parameterStore, new NDList(x, mask), training, params);
+        return positions
+                .expandDims(1)
+                .gte(positions.expandDims(0))
+                .expandDims(0)
+                .broadcast(batch, sequence, sequence);
     }
 
     @Override

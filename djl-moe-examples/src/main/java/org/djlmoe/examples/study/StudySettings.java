@@ -113,17 +113,17 @@ public record StudySettings(
                 RECIPE_PROTECTED,
                 quick ? 16 : 64,
                 quick ? 32 : 160,
-                quick ? 10 : 100,
+                quick ? 10 : 50,
                 6,
                 quick ? List.of() : List.of(4, 5, 7),
-                2,
+                1,
                 4,
                 List.of(2, 4, 6),
                 EvictionPolicy.Type.LFU_LIFETIME,
                 quick
                         ? List.of(0.5, 1.0, 2.0)
-                        : List.of(0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, Double.POSITIVE_INFINITY),
-                quick ? List.of(0.1, 0.3) : List.of(0.0, 0.05, 0.1, 0.2, 0.3, 0.45),
+                        : List.of(0.0, 0.5, 1.0, 1.5, 2.0, Double.POSITIVE_INFINITY),
+                quick ? List.of(0.1, 0.3) : List.of(0.0, 0.1, 0.2, 0.3, 0.45),
                 quick ? 1 : 2,
                 quick ? 2 : 8,
                 4);

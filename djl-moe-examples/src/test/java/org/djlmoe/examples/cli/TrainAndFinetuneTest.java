@@ -89,6 +89,71 @@ class TrainAndFinetuneTest {
     }
 
     @Test
+    void train_stoppedAndResumed_isTheUninterruptedRunToTheBit() throws IOException {
+        String line = "train --steps 5 --batch 2 --language lv --save-every 2";
+        Path whole = directory.resolve("whole");
+        Path resumed = directory.resolve("resumed");
+        JsonObject one = figures(line, "--out", whole);
+        // What a kill after step 5's loss would have left: the state after step 2.
+        Path states = Files.createDirectories(resumed.resolve("checkpoints"));
+        String first = "checkpoint-000001-step-2";
+        copy(whole.resolve("checkpoints").resolve(first), states.resolve(first));
+        JsonObject two = figures(line + " --resume", "--out", resumed);
+
+        assertEquals(0, one.get("resumed_from").getAsInt());
+        assertEquals(2, two.get("resumed_from").getAsInt());
+        assertEquals(losses(one), losses(two));
+        assertEquals(one.get("validation_loss"), two.get("validation_loss"));
+        assertEquals(
+                -1,
+                Files.mismatch(
+                        whole.resolve("model.safetensors"), resumed.resolve("model.safetensors")));
+        try (Stream<Path> kept = Files.list(states)) {
+            assertEquals(2, kept.count());
+        }
+
+        // All is done already: the same model once more.
+        JsonObject three = figures(line + " --resume", "--out", resumed);
+        assertEquals(4, three.get("resumed_from").getAsInt());
+        assertEquals(losses(one), losses(three));
+    }
+
+    private static void copy(Path from, Path to) throws IOException {
+        Files.createDirectory(to);
+        try (Stream<Path> files = Files.list(from)) {
+            for (Path file : files.toList()) {
+                Files.copy(file, to.resolve(file.getFileName()));
+            }
+        }
+    }
+
+    @Test
+    void train_savedStateThatDoesNotFit_oneLineThatSaysWhatToDo() throws IOException {
+        String line = "train --quiet --steps 2 --batch 2 --language lv --save-every 1 --out ";
+        assertEquals(ExitCodes.OK, run(line + directory + " --resume"), err::toString);
+
+        assertUserError(line + directory, "--resume");
+        assertUserError(
+                line.replace("--steps 2", "--steps 3") + directory + " --seed 7 --resume",
+                "--seed 42 -> 7, --steps 2 -> 3");
+        Path latest = directory.resolve("checkpoints").resolve("checkpoint-000002-step-2");
+        Files.delete(latest.resolve("optimizer.safetensors"));
+        assertUserError(line + directory + " --resume", "optimizer.safetensors");
+        Files.writeString(latest.resolve("training_state.json"), "{}");
+        assertUserError(line + directory + " --resume", "training_state.json");
+        assertUserError(
+                line.replace("--save-every 1", "--save-every 0") + directory.resolve("x"),
+                "--save-every");
+    }
+
+    private void assertUserError(String line, String part) {
+        err.getBuffer().setLength(0);
+        assertEquals(ExitCodes.USAGE, run(line), err::toString);
+        assertEquals(1, err.toString().lines().count(), err::toString);
+        assertTrue(err.toString().contains(part), err::toString);
+    }
+
+    @Test
     void train_budgetTooSmall_oneLineWithNumbersAndExitCode2() {
         int code = run("train --quiet --budget 100m --out", directory);
 

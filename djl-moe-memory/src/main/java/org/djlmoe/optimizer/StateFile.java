@@ -1,0 +1,420 @@
+package org.djlmoe.optimizer;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.FloatBuffer;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.function.Consumer;
+import org.djlmoe.io.DType;
+import org.djlmoe.io.SafetensorsException;
+import org.djlmoe.io.SafetensorsReader;
+import org.djlmoe.io.SafetensorsWriter;
+import org.djlmoe.io.TensorInfo;
+import org.djlmoe.optimizer.StateBuckets.Need;
+import org.djlmoe.optimizer.StateBuckets.Part;
+
+/**
+ * An optimizer's state as a safetensors file: each part of a parameter's state is a tensor of the
+ * parameter's shape, each count of updates one of 64-bit integers. What belongs to no parameter is
+ * metadata. Values pass through one buffer of 1 MB, so memory does not grow with the state.
+ */
+final class StateFile {
+
+    /** A parameter of the model. */
+    record Target(Shape shape, boolean half, boolean trained) {}
+
+    /** What was read besides the state itself. */
+    record Loaded(StateReport report, int updates, long skipped) {}
+
+    /** What the file has of a parameter. */
+    private record Stored(Shape shape, long[] steps, boolean master) {}
+
+    private static final String FORMAT = "djl-moe-adamw";
+    private static final String VERSION = "1";
+    private static final String STEP = ".step";
+    private static final String OPTION = "option.";
+    private static final int PIECE = 1 << 18;
+
+    private final AdamWState state;
+
+    StateFile(AdamWState state) {
+        this.state = state;
+    }
+
+    private static String name(String path, Part part) {
+        return path + "." + part.name().toLowerCase(Locale.ROOT);
+    }
+
+    private static List<Part> parts(boolean master) {
+        return master
+                ? List.of(Part.EXP_AVG, Part.EXP_AVG_SQ, Part.MASTER)
+                : List.of(Part.EXP_AVG, Part.EXP_AVG_SQ);
+    }
+
+    void save(Path file, int updates, long skipped, Map<String, String> options)
+            throws IOException {
+        Map<String, String> metadata = new LinkedHashMap<>();
+        metadata.put("format", FORMAT);
+        metadata.put("version", VERSION);
+        metadata.put("updates", Integer.toString(updates));
+        metadata.put("skipped", Long.toString(skipped));
+        options.forEach((option, value) -> metadata.put(OPTION + option, value));
+        SafetensorsWriter.Builder plan = SafetensorsWriter.builder().optMetadata(metadata);
+        for (String path : state.paths()) {
+            long[] steps = state.steps(path);
+            plan.addTensor(
+                    path + STEP,
+                    DType.I64,
+                    steps.length == 1 ? new long[0] : new long[] {steps.length});
+            for (Part part : parts(state.hasMaster(path))) {
+                plan.addTensor(name(path, part), DType.F32, state.shape(path).getShape());
+            }
+        }
+        try (SafetensorsWriter writer = plan.build(file);
+                Pieces pieces = new Pieces()) {
+            for (String path : state.paths()) {
+                writer.writeBytes(path + STEP, bytes(state.steps(path)));
+                for (Part part : parts(state.hasMaster(path))) {
+                    pieces.each(
+                            state.shape(path).size(),
+                            (start, length) -> {
+                                state.transfer(path, start, length, pieces.array, part, true);
+                                writer.writeF32(name(path, part), pieces.values(length));
+                            });
+                }
+            }
+            writer.commit();
+        }
+    }
+
+    /**
+     * Reads a file; checks everything before anything changes.
+     *
+     * @param targets the model's parameters by path, in the block's order
+     * @param options what holds now
+     * @param fillMaster sets a master to the weight
+     */
+    Loaded load(
+            Path file,
+            Map<String, Target> targets,
+            Map<String, String> options,
+            Consumer<String> fillMaster)
+            throws IOException {
+        try (SafetensorsReader reader = SafetensorsReader.open(file)) {
+            Map<String, String> metadata = metadata(reader);
+            int updates = (int) number(reader, "updates", Integer.MAX_VALUE);
+            long skipped = number(reader, "skipped", Long.MAX_VALUE);
+            Map<String, Stored> stored = stored(reader);
+            stored.forEach((path, found) -> checkHeld(path, found.shape));
+
+            List<String> restored = new ArrayList<>();
+            List<String> frozen = new ArrayList<>();
+            List<String> started = new ArrayList<>();
+            List<String> converted = new ArrayList<>();
+            Map<String, Need> inUse = new LinkedHashMap<>();
+            Map<String, Need> kept = new LinkedHashMap<>();
+            for (Map.Entry<String, Target> entry : targets.entrySet()) {
+                String path = entry.getKey();
+                Target target = entry.getValue();
+                Stored found = stored.get(path);
+                if (found == null) {
+                    if (target.trained) {
+                        started.add(path);
+                    }
+                    continue;
+                }
+                checkShape(file, path, found, target);
+                if (found.master != target.half) {
+                    converted.add(path);
+                }
+                (target.trained ? restored : frozen).add(path);
+                (target.trained ? inUse : kept).put(path, new Need(target.shape, target.half));
+            }
+            List<String> removed = new ArrayList<>(stored.keySet());
+            removed.removeAll(targets.keySet());
+
+            // State of frozen parameters stays out of the buckets that each step goes through.
+            state.reserve(inUse);
+            state.reserve(kept);
+            try (Pieces pieces = new Pieces()) {
+                clearOthers(stored, targets, pieces, fillMaster);
+                for (Map<String, Need> needs : List.of(inUse, kept)) {
+                    for (Map.Entry<String, Need> need : needs.entrySet()) {
+                        boolean master = need.getValue().master();
+                        read(reader, need.getKey(), stored.get(need.getKey()), master, pieces);
+                        if (master && !stored.get(need.getKey()).master) {
+                            fillMaster.accept(need.getKey());
+                        }
+                    }
+                }
+            } catch (IOException e) {
+                throw new IOException(
+                        "Reading "
+                                + file
+                                + " failed; the optimizer's state is half-filled and must not be"
+                                + " used",
+                        e);
+            }
+            StateReport report =
+                    new StateReport(
+                            file,
+                            updates,
+                            restored,
+                            frozen,
+                            started,
+                            removed,
+                            converted,
+                            changes(metadata, options));
+            return new Loaded(report, updates, skipped);
+        }
+    }
+
+    private static Map<String, String> metadata(SafetensorsReader reader) throws IOException {
+        Map<String, String> metadata = reader.metadata();
+        if (!FORMAT.equals(metadata.get("format"))) {
+            throw new SafetensorsException(
+                    reader.file(), "holds no optimizer state: it is not marked as " + FORMAT);
+        }
+        if (!VERSION.equals(metadata.get("version"))) {
+            throw new SafetensorsException(
+                    reader.file(),
+                    "holds optimizer state of version "
+                            + metadata.get("version")
+                            + ", but this library reads version "
+                            + VERSION);
+        }
+        return metadata;
+    }
+
+    private static long number(SafetensorsReader reader, String key, long highest)
+            throws IOException {
+        String text = reader.metadata().get(key);
+        try {
+            long value = Long.parseLong(String.valueOf(text));
+            if (value >= 0 && value <= highest) {
+                return value;
+            }
+        } catch (NumberFormatException e) {
+            // Reported below, as a number out of range is.
+        }
+        throw new SafetensorsException(
+                reader.file(), "the metadata '" + key + "' is no count: " + text);
+    }
+
+    private static Map<String, Stored> stored(SafetensorsReader reader) throws IOException {
+        Map<String, Stored> stored = new LinkedHashMap<>();
+        int known = 0;
+        for (String tensor : reader.names()) {
+            if (tensor.endsWith(STEP)) {
+                String path = tensor.substring(0, tensor.length() - STEP.length());
+                Stored found = stored(reader, path);
+                stored.put(path, found);
+                known += 1 + parts(found.master).size();
+            }
+        }
+        if (known != reader.names().size()) {
+            throw new SafetensorsException(
+                    reader.file(),
+                    "holds "
+                            + reader.names().size()
+                            + " tensors, but the state of its "
+                            + stored.size()
+                            + " parameters is "
+                            + known);
+        }
+        return stored;
+    }
+
+    private static Stored stored(SafetensorsReader reader, String path) throws IOException {
+        boolean master = reader.names().contains(name(path, Part.MASTER));
+        long[] shape = null;
+        for (Part part : parts(master)) {
+            String tensor = name(path, part);
+            if (!reader.names().contains(tensor)) {
+                throw new SafetensorsException(reader.file(), "lacks the tensor '" + tensor + "'");
+            }
+            TensorInfo info = reader.info(tensor);
+            if (info.dtype() != DType.F32) {
+                throw new SafetensorsException(
+                        reader.file(), "tensor '" + tensor + "' is " + info.dtype() + ", not F32");
+            }
+            if (shape != null && !Arrays.equals(shape, info.shape())) {
+                throw new SafetensorsException(
+                        reader.file(),
+                        "tensor '"
+                                + tensor
+                                + "' has the shape "
+                                + Arrays.toString(info.shape())
+                                + ", but '"
+                                + name(path, Part.EXP_AVG)
+                                + "' "
+                                + Arrays.toString(shape));
+            }
+            shape = info.shape();
+        }
+        return new Stored(new Shape(shape), steps(reader, path, shape), master);
+    }
+
+    private static long[] steps(SafetensorsReader reader, String path, long[] shape)
+            throws IOException {
+        TensorInfo info = reader.info(path + STEP);
+        boolean fits =
+                info.shape().length == 0
+                        || info.shape().length == 1
+                                && shape.length > 0
+                                && info.shape()[0] == shape[0];
+        if (info.dtype() != DType.I64 || !fits) {
+            throw new SafetensorsException(
+                    reader.file(),
+                    "tensor '"
+                            + info.name()
+                            + "' is "
+                            + info.dtype()
+                            + Arrays.toString(info.shape())
+                            + "; it must be one I64, or one for each expert");
+        }
+        ByteBuffer bytes =
+                ByteBuffer.allocate(Math.toIntExact(info.byteSize()))
+                        .order(ByteOrder.LITTLE_ENDIAN);
+        reader.readBytes(info.name(), 0, bytes);
+        long[] steps = new long[bytes.flip().remaining() / Long.BYTES];
+        bytes.asLongBuffer().get(steps);
+        for (long step : steps) {
+            if (step < 0) {
+                throw new SafetensorsException(
+                        reader.file(), "tensor '" + info.name() + "' holds the count " + step);
+            }
+        }
+        return steps;
+    }
+
+    private static ByteBuffer bytes(long[] steps) {
+        ByteBuffer bytes =
+                ByteBuffer.allocate(steps.length * Long.BYTES).order(ByteOrder.LITTLE_ENDIAN);
+        bytes.asLongBuffer().put(steps);
+        return bytes;
+    }
+
+    private static void checkShape(Path file, String path, Stored found, Target target)
+            throws IOException {
+        if (!found.shape.equals(target.shape)) {
+            throw new SafetensorsException(
+                    file,
+                    "the state of parameter '"
+                            + path
+                            + "' has the shape "
+                            + found.shape
+                            + ", but the model's parameter has "
+                            + target.shape);
+        }
+    }
+
+    private void checkHeld(String path, Shape shape) {
+        if (state.paths().contains(path) && !state.shape(path).equals(shape)) {
+            throw new IllegalStateException(
+                    path
+                            + ": this optimizer holds state of the shape "
+                            + state.shape(path)
+                            + ", the file has "
+                            + shape
+                            + "; load into a new optimizer");
+        }
+    }
+
+    /** What is held of parameters that the file lacks starts again as well. */
+    private void clearOthers(
+            Map<String, Stored> stored,
+            Map<String, Target> targets,
+            Pieces pieces,
+            Consumer<String> fillMaster)
+            throws IOException {
+        for (String path : state.paths()) {
+            if (stored.containsKey(path)) {
+                continue;
+            }
+            for (Part part : parts(false)) {
+                pieces.each(
+                        state.shape(path).size(),
+                        (start, length) -> {
+                            pieces.clear(length);
+                            state.transfer(path, start, length, pieces.array, part, false);
+                        });
+            }
+            if (state.hasMaster(path) && targets.containsKey(path)) {
+                fillMaster.accept(path);
+            }
+            state.define(path, state.shape(path), new long[] {0}, state.hasMaster(path));
+        }
+    }
+
+    private void read(
+            SafetensorsReader reader, String path, Stored found, boolean master, Pieces pieces)
+            throws IOException {
+        for (Part part : parts(master && found.master)) {
+            pieces.each(
+                    found.shape.size(),
+                    (start, length) -> {
+                        reader.readF32(name(path, part), start, pieces.values(length));
+                        state.transfer(path, start, length, pieces.array, part, false);
+                    });
+        }
+        state.define(path, found.shape, found.steps, master);
+    }
+
+    private static List<String> changes(Map<String, String> metadata, Map<String, String> options) {
+        List<String> changes = new ArrayList<>();
+        options.forEach(
+                (option, value) -> {
+                    String before = metadata.get(OPTION + option);
+                    if (!value.equals(before)) {
+                        changes.add(option + " " + before + " -> " + value);
+                    }
+                });
+        return changes;
+    }
+
+    /** One buffer, seen as an array and as floats. */
+    private static final class Pieces implements AutoCloseable {
+
+        interface Action {
+            void accept(long start, int length) throws IOException;
+        }
+
+        private final NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+        final NDArray array = manager.zeros(new Shape(PIECE));
+        private final FloatBuffer floats =
+                array.toByteBuffer(true).order(ByteOrder.nativeOrder()).asFloatBuffer();
+
+        void each(long elements, Action action) throws IOException {
+            for (long start = 0; start < elements; start += PIECE) {
+                action.accept(start, (int) Math.min(PIECE, elements - start));
+            }
+        }
+
+        FloatBuffer values(int length) {
+            return floats.slice(0, length);
+        }
+
+        void clear(int length) {
+            for (int i = 0; i < length; i++) {
+                floats.put(i, 0);
+            }
+        }
+
+        @Override
+        public void close() {
+            manager.close();
+        }
+    }
+}

@@ -1,0 +1,271 @@
+package org.djlmoe.training;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.djlmoe.checkpoint.CheckpointException;
+import org.djlmoe.data.PackedBatches;
+import org.djlmoe.data.PackedTokens;
+import org.djlmoe.io.SafetensorsException;
+import org.djlmoe.model.MoeConfig;
+import org.djlmoe.optimizer.NonFinitePolicy;
+import org.djlmoe.optimizer.OffloadStreamAdamW;
+import org.djlmoe.optimizer.WarmupCosineTracker;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** A run that stops and goes on is the run that did not stop. */
+class TrainingCheckpointsTest {
+
+    private static final long SEED = 5;
+    private static final int STEPS = 9;
+    private static final Map<String, String> SETTINGS = Map.of("rows", "2");
+    private static final PackedBatches BATCHES =
+            PackedTokens.of(IntStream.range(0, 300).map(i -> i * i % 31).toArray(), 6)
+                    .batches(2, SEED);
+
+    @TempDir Path folder;
+
+    private static LanguageModel model() {
+        return LanguageModel.create(
+                MoeConfig.builder()
+                        .setVocabSize(31)
+                        .setHiddenSize(8)
+                        .setIntermediateSize(6)
+                        .setNumLayers(2)
+                        .setNumHeads(2)
+                        .setNumExperts(4)
+                        .setTopK(2)
+                        .build(),
+                LanguageModel.Chunks.DEFAULT,
+                SEED);
+    }
+
+    /** One process's part of a run. */
+    private static final class Run implements AutoCloseable {
+
+        final LanguageModel model;
+        final OffloadStreamAdamW optimizer;
+        final LanguageModelTrainer trainer;
+        float[] losses = new float[0];
+
+        Run(Optional<TrainingCheckpoint> from) throws IOException {
+            model = from.isPresent() ? from.get().loadModel(LanguageModel.Chunks.DEFAULT) : model();
+            model.train(path -> true);
+            optimizer =
+                    OffloadStreamAdamW.builder()
+                            .setLearningRateTracker(
+                                    WarmupCosineTracker.builder()
+                                            .setPeak(0.02)
+                                            .setUpdates(STEPS)
+                                            .optWarmup(2)
+                                            .build())
+                            .optClipNorm(1)
+                            .optNonFinite(NonFinitePolicy.SKIP)
+                            .build();
+            trainer = new LanguageModelTrainer(model, optimizer, SEED);
+            if (from.isPresent()) {
+                from.get().restore(model, optimizer, trainer);
+                losses = from.get().state().losses();
+            }
+        }
+
+        void train(int last) {
+            while (trainer.batches() < last) {
+                int step = (int) trainer.batches();
+                losses = Arrays.copyOf(losses, step + 1);
+                losses[step] = trainer.step(BATCHES.at(step));
+            }
+        }
+
+        TrainingState state() {
+            return new TrainingState(trainer.batches(), SEED, losses, SETTINGS);
+        }
+
+        TrainingCheckpoint save(TrainingCheckpoints checkpoints) throws IOException {
+            return checkpoints.save(model, optimizer, state());
+        }
+
+        Map<String, float[]> weights() {
+            Map<String, float[]> all = new LinkedHashMap<>();
+            model.decoder()
+                    .namedParameters()
+                    .forEach((path, p) -> all.put(path, p.getArray().toFloatArray()));
+            return all;
+        }
+
+        @Override
+        public void close() {
+            trainer.close();
+            optimizer.close();
+            model.close();
+        }
+    }
+
+    private static float[] drawn(Run run) {
+        return run.model.manager().randomUniform(0, 1, new Shape(4)).toFloatArray();
+    }
+
+    private static void assertSame(Run expected, Run actual) {
+        assertArrayEquals(expected.losses, actual.losses);
+        Map<String, float[]> weights = actual.weights();
+        expected.weights().forEach((path, w) -> assertArrayEquals(w, weights.get(path), path));
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 4, 8})
+    void restore_afterAnyStep_runIsTheUninterruptedOneToTheBit(int stop) throws IOException {
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder, 1);
+        try (Run whole = new Run(Optional.empty());
+                Run first = new Run(Optional.empty())) {
+            whole.train(STEPS);
+            first.train(stop);
+            TrainingState saved = first.save(checkpoints).state();
+            assertEquals(saved, checkpoints.latest().orElseThrow().state());
+            try (Run second = new Run(checkpoints.latest())) {
+                assertEquals(stop, second.optimizer.updates());
+                second.train(STEPS);
+                assertSame(whole, second);
+                // The engine's own random numbers go on too, though this model draws none.
+                second.train(STEPS + 1);
+                float[] drawn = drawn(second);
+                whole.train(STEPS + 1);
+                assertArrayEquals(drawn(whole), drawn);
+                assertEquals(STEPS + 1, second.trainer.batches());
+                assertFalse(whole.losses[STEPS - 1] == whole.losses[0]);
+            }
+        }
+    }
+
+    @Test
+    void save_moreThanAreKept_oldestGoes() throws IOException {
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder.resolve("new"), 2);
+        assertEquals(Optional.empty(), checkpoints.latest());
+        assertEquals(List.of(), checkpoints.folders());
+        try (Run run = new Run(Optional.empty())) {
+            for (int step = 1; step <= 4; step++) {
+                run.train(step);
+                run.save(checkpoints);
+            }
+            run.save(checkpoints); // the same step once more
+        }
+        assertEquals(
+                List.of("checkpoint-000004-step-4", "checkpoint-000005-step-4"),
+                checkpoints.folders().stream().map(p -> p.getFileName().toString()).toList());
+        try (Stream<Path> all = Files.list(folder.resolve("new"))) {
+            assertEquals(2, all.count());
+        }
+    }
+
+    /** What a kill leaves behind: a folder that is not complete yet, or no longer. */
+    @Test
+    void latest_leftoversOfAKill_areNoCheckpointsAndGoWithTheNextSave() throws IOException {
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder, 2);
+        try (Run run = new Run(Optional.empty())) {
+            run.train(1);
+            Path good = run.save(checkpoints).folder();
+            for (String name :
+                    List.of(
+                            ".checkpoint-000002-step-2.partial",
+                            ".checkpoint-000000-step-0.partial")) {
+                Path leftover = Files.createDirectory(folder.resolve(name));
+                Files.writeString(leftover.resolve("model.safetensors"), "half");
+            }
+            assertEquals(good, checkpoints.latest().orElseThrow().folder());
+            run.train(2);
+            run.save(checkpoints);
+            assertEquals(2, checkpoints.latest().orElseThrow().state().step());
+        }
+        try (Stream<Path> all = Files.list(folder)) {
+            assertEquals(2, all.count());
+        }
+    }
+
+    @Test
+    void save_failsHalfWay_theOneBeforeStays() throws IOException {
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder, 1);
+        try (Run run = new Run(Optional.empty())) {
+            run.train(1);
+            Path good = run.save(checkpoints).folder();
+            run.train(2);
+            TrainingState state = run.state();
+            run.optimizer.close(); // so that it fails after the weights
+            assertThrows(
+                    IllegalStateException.class,
+                    () -> checkpoints.save(run.model, run.optimizer, state));
+            assertEquals(List.of(good), checkpoints.folders());
+            try (Stream<Path> all = Files.list(folder)) {
+                assertEquals(1, all.count());
+            }
+            try (Run again = new Run(checkpoints.latest())) {
+                again.train(2);
+                assertArrayEquals(run.losses, again.losses);
+            }
+        }
+    }
+
+    @Test
+    void latest_descriptionIsBroken_saysWhichFile() throws IOException {
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder, 1);
+        Path good;
+        try (Run run = new Run(Optional.empty())) {
+            run.train(1);
+            good = run.save(checkpoints).folder();
+        }
+        Path file = good.resolve("training_state.json");
+        String text = Files.readString(file);
+        for (String broken :
+                List.of(
+                        "",
+                        "{",
+                        "{}",
+                        text.replace("djl-moe-training-1", "djl-moe-training-9"),
+                        text.replace("\"seed\":5,", ""),
+                        text.replace("\"step\":1", "\"step\":7"))) {
+            Files.writeString(file, broken);
+            CheckpointException e =
+                    assertThrows(CheckpointException.class, checkpoints::latest, broken);
+            assertTrue(e.getMessage().startsWith(file.toString()), e.getMessage());
+        }
+        Files.writeString(file, text);
+        Path state = good.resolve("optimizer.safetensors");
+        Files.write(state, Arrays.copyOf(Files.readAllBytes(state), 2000));
+        TrainingCheckpoint cut = checkpoints.latest().orElseThrow();
+        assertThrows(
+                SafetensorsException.class,
+                () -> {
+                    try (Run run = new Run(Optional.of(cut))) {
+                        run.train(2);
+                    }
+                });
+    }
+
+    @Test
+    void changes_otherSettings_areNamedWithBothValues() {
+        TrainingState state = new TrainingState(0, SEED, new float[0], SETTINGS);
+        assertEquals(Map.of(), state.changes(SETTINGS));
+        assertEquals(
+                Map.of("rows", "2 -> 3", "more", "null -> x"),
+                state.changes(Map.of("rows", "3", "more", "x")));
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> new TrainingState(3, SEED, new float[2], SETTINGS));
+        assertThrows(IllegalArgumentException.class, () -> new TrainingCheckpoints(folder, 0));
+    }
+}
