@@ -172,8 +172,9 @@ final class FinetuneCommand implements Callable<Integer> {
     @Option(
             names = "--half-experts",
             description =
-                    "Hold the frozen experts in BF16 while training: half the memory for them. The"
-                            + " result is as exact if they are BF16 in the checkpoint.")
+                    "Hold the experts in BF16: half the memory for them. The saved model's experts"
+                            + " are rounded to BF16 once, after merging; --adapter-out keeps what"
+                            + " was trained.")
     private boolean halfExperts;
 
     @Override
@@ -243,12 +244,9 @@ final class FinetuneCommand implements Callable<Integer> {
                 tokens = progress.tokens();
             }
             double seconds = (System.nanoTime() - begin) / 1e9;
-            double peak = Memory.megabytes(meter.stop().peakBytes());
             if (adapterOut != null) {
                 saveAdapter(model, result, start.path());
             }
-            // So that the sum is not rounded.
-            model.widenExperts();
             Moved moved = Moved.merging(model, routers);
             ExpertPrior prior = result == null ? null : result.prior();
             if (prior != null) {
@@ -267,7 +265,7 @@ final class FinetuneCommand implements Callable<Integer> {
                             prior == null ? null : prior.prior().beta(),
                             tokens / seconds,
                             seconds,
-                            peak,
+                            Memory.megabytes(meter.stop().peakBytes()),
                             Memory.megabytes(plan.peakBytes()),
                             folder.toString(),
                             adapterOut == null ? null : adapterOut.toString(),
