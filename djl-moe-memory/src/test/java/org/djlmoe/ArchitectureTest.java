@@ -56,7 +56,7 @@ class ArchitectureTest {
                             Map.entry(
                                     "model",
                                     "kernel io parallel autograd routing expert moe vocab"),
-                            Map.entry("checkpoint", "io model"),
+                            Map.entry("checkpoint", "kernel io model"),
                             Map.entry(
                                     "plan",
                                     "kernel io tier parallel autograd routing expert dispatch"
@@ -67,8 +67,8 @@ class ArchitectureTest {
                                             + " checkpoint"),
                             Map.entry(
                                     "training",
-                                    "autograd cache checkpoint data expert io model moe optimizer routing"
-                                            + " vocab"),
+                                    "autograd cache checkpoint data expert io kernel model moe optimizer"
+                                            + " routing vocab"),
                             Map.entry(
                                     "maskcoft",
                                     "autograd cache data expert io model moe optimizer routing training"),

@@ -22,16 +22,17 @@ import org.djlmoe.checkpoint.Layout.Part;
 import org.djlmoe.io.SafetensorsFolder;
 import org.djlmoe.io.ShardedSafetensorsWriter;
 import org.djlmoe.io.TensorInfo;
+import org.djlmoe.kernel.HalfArrays;
 import org.djlmoe.model.MoeConfig;
 
 /**
  * Moves weights between a Hugging Face checkpoint folder and named parameters.
  *
  * <p>Parameters are keyed by Hugging Face tensor names with the experts stacked, see {@link
- * #parameterShapes}. Their arrays are F32, on the CPU or on a device. Loading accepts every {@link
- * Layout}, single files and shards, and the element types F32, F16, BF16 and F64; saving writes
- * what {@link SaveOptions} say. Values stream in pieces of at most 4 MB: beside the parameters
- * memory does not grow with the model.
+ * #parameterShapes}. Their arrays are F32, or BF16 where {@code HalfArrays} made them so, on the
+ * CPU or on a device. Loading accepts every {@link Layout}, single files and shards, and the
+ * element types F32, F16, BF16 and F64; saving writes what {@link SaveOptions} say. Values stream
+ * in pieces of at most 4 MB: beside the parameters memory does not grow with the model.
  *
  * <p>Everything is checked before the first value is written: names, shapes and types of all
  * tensors. After an error from these checks the parameters are as before. Only a failing disk can
@@ -106,11 +107,11 @@ public final class HfCheckpoint {
      * Fills parameters from a checkpoint folder.
      *
      * @param folder holds {@code model.safetensors} or {@code model.safetensors.index.json}
-     * @param parameters initialized F32 parameters by name in the stacked layout
+     * @param parameters initialized F32 or BF16 parameters by name in the stacked layout
      * @throws CheckpointException if a tensor is missing, surplus, of the wrong shape or not
      *     floating point; the message names tensor and file
      * @throws IOException if a file breaks its format or cannot be read
-     * @throws IllegalArgumentException if a parameter is not initialized or not F32
+     * @throws IllegalArgumentException if a parameter is not initialized, or neither F32 nor BF16
      */
     public static void load(Path folder, Map<String, Parameter> parameters) throws IOException {
         load(folder, parameters, Map.of());
@@ -120,13 +121,13 @@ public final class HfCheckpoint {
      * Fills some of a checkpoint's parameters.
      *
      * @param folder holds {@code model.safetensors} or {@code model.safetensors.index.json}
-     * @param parameters initialized F32 parameters by name in the stacked layout
+     * @param parameters initialized F32 or BF16 parameters by name in the stacked layout
      * @param others names and shapes of the parameters that the folder has beside these: looked for
      *     and checked like them, but not read
      * @throws CheckpointException if a tensor is missing, surplus, of the wrong shape or not
      *     floating point; the message names tensor and file
      * @throws IOException if a file breaks its format or cannot be read
-     * @throws IllegalArgumentException if a parameter is not initialized or not F32
+     * @throws IllegalArgumentException if a parameter is not initialized, or neither F32 nor BF16
      */
     public static void load(
             Path folder, Map<String, Parameter> parameters, Map<String, Shape> others)
@@ -166,7 +167,7 @@ public final class HfCheckpoint {
      *
      * @param folder created if missing
      * @param config the model's configuration
-     * @param parameters its F32 parameters by name in the stacked layout, all of them
+     * @param parameters its F32 or BF16 parameters by name in the stacked layout, all of them
      * @param options layout, element type and size of files
      * @throws IllegalArgumentException if the parameters are not those of {@code config}
      * @throws IOException if writing fails; then older files are untouched
@@ -221,7 +222,7 @@ public final class HfCheckpoint {
             SafetensorsFolder source, Map<String, Parameter> targets, Map<String, Shape> others)
             throws IOException {
         Map<String, Shape> shapes = new LinkedHashMap<>(others);
-        targets.forEach((name, parameter) -> shapes.put(name, f32Shape(name, parameter)));
+        targets.forEach((name, parameter) -> shapes.put(name, floatShape(name, parameter)));
         Map<String, List<Part>> plan = new LinkedHashMap<>();
         Set<String> used = new HashSet<>();
         List<String> missing = new ArrayList<>();
@@ -353,7 +354,7 @@ public final class HfCheckpoint {
                     "The configuration has no place for " + list(surplus));
         }
         for (Map.Entry<String, Shape> entry : shapes.entrySet()) {
-            Shape found = f32Shape(entry.getKey(), parameters.get(entry.getKey()));
+            Shape found = floatShape(entry.getKey(), parameters.get(entry.getKey()));
             if (!found.equals(entry.getValue())) {
                 throw new IllegalArgumentException(
                         "Parameter '"
@@ -366,13 +367,13 @@ public final class HfCheckpoint {
         }
     }
 
-    private static Shape f32Shape(String name, Parameter parameter) {
+    private static Shape floatShape(String name, Parameter parameter) {
         if (!parameter.isInitialized()) {
             throw new IllegalArgumentException(
                     "Parameter '" + name + "' is not initialized: initialize the model first");
         }
         NDArray array = parameter.getArray();
-        if (array.getDataType() != DataType.FLOAT32) {
+        if (!HalfArrays.isHalf(array) && array.getDataType() != DataType.FLOAT32) {
             throw new IllegalArgumentException(
                     "Parameter '" + name + "' is " + array.getDataType() + ", not FLOAT32");
         }

@@ -9,14 +9,16 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
+import org.djlmoe.kernel.HalfArrays;
 
 /**
- * The elements of an F32 array as a flat sequence, read and written in pieces of at most 4 MB.
+ * The elements of an F32 or BF16 array as a flat sequence of F32, read and written in pieces of at
+ * most 4 MB.
  *
  * <p>On the CPU a piece is the array's own memory, reached through a zero-copy buffer; one engine
- * call opens a window of up to 1 GB (a buffer cannot span more than 2 GB). On other devices a piece
- * is copied by the engine. Either way the array is taken off the gradient graph first, so writing
- * is allowed while it requires a gradient.
+ * call opens a window of up to 1 GB (a buffer cannot span more than 2 GB). On other devices, and
+ * where it is widened or rounded, a piece is copied by the engine. Either way the array is taken
+ * off the gradient graph first, so writing is allowed while it requires a gradient.
  *
  * <p>{@code NDArray.set(Buffer)} and {@code copyTo} are of no use here: on a slice both replace the
  * slice's storage and leave the array it came from unchanged.
@@ -29,6 +31,7 @@ final class ParameterIo implements AutoCloseable {
     private final NDManager manager;
     private final NDArray flat;
     private final long size;
+    private final boolean half;
     private final boolean direct;
     private final int windowElements;
     private FloatBuffer window;
@@ -41,7 +44,8 @@ final class ParameterIo implements AutoCloseable {
 
     /** For tests: the copying way and small windows on any device. */
     ParameterIo(NDArray array, boolean direct, int windowElements) {
-        this.direct = direct;
+        half = HalfArrays.isHalf(array);
+        this.direct = direct && !half;
         this.windowElements = windowElements;
         size = array.size();
         manager = array.getManager().newSubManager(array.getDevice());
@@ -151,14 +155,23 @@ final class ParameterIo implements AutoCloseable {
     private void copyIn(long offset, FloatBuffer piece) {
         int length = piece.remaining();
         try (NDArray values = manager.create(piece, new Shape(length))) {
-            flat.set(range(offset, length), values);
+            if (half) {
+                HalfArrays.put(flat, offset, values);
+            } else {
+                flat.set(range(offset, length), values);
+            }
         }
     }
 
     private FloatBuffer copyOut(long offset, long wanted) {
         int length = (int) Math.min(wanted, PIECE_ELEMENTS);
         try (NDArray slice = flat.get(range(offset, length))) {
-            return floats(slice.toByteBuffer(false));
+            if (!half) {
+                return floats(slice.toByteBuffer(false));
+            }
+            try (NDArray wide = HalfArrays.widen(manager, slice)) {
+                return floats(wide.toByteBuffer(false));
+            }
         }
     }
 

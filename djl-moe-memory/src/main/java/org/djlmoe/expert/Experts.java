@@ -10,10 +10,13 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.util.PairList;
+import java.io.DataOutputStream;
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import org.djlmoe.kernel.ExpertKernels;
+import org.djlmoe.kernel.HalfArrays;
 import org.djlmoe.kernel.TorchKernels;
 
 /**
@@ -25,6 +28,8 @@ import org.djlmoe.kernel.TorchKernels;
  *   <li>input: rows [N, H], ids INT64 [N, k], combine weights [N, k]
  *   <li>output: [N, H], the weighted sum over each row's experts
  * </ul>
+ *
+ * <p>Weights that do not train may be BF16, see {@link #narrowWeights}.
  *
  * <p>The block's own forward is plain and unbounded; {@code MoeBlock} runs the same weights chunk
  * by chunk.
@@ -96,19 +101,129 @@ public final class Experts extends AbstractBlock {
         return adapters;
     }
 
-    /** Adds the adapters' products to the weights and drops the adapters. */
-    public void mergeAdapters() {
+    /**
+     * Adds the adapters' products to the weights and drops the adapters. The sum is formed in F32
+     * and cast once to the weights' type.
+     *
+     * @return how many weights changed; 0 if all B are zero, as in fresh adapters, or if the
+     *     products are too small for the weights' type
+     * @throws IllegalStateException if there are no adapters, or an adapter holds a number that is
+     *     not finite, in which case nothing has changed; or if the sum overflows, in which case the
+     *     weights are of no more use
+     */
+    public long mergeAdapters() {
         if (adapters == null) {
             throw new IllegalStateException("These experts have no adapters to merge");
         }
         List<Parameter> lora = adapters.weights();
-        merge(gateUp, lora.get(0), lora.get(1));
-        merge(down, lora.get(2), lora.get(3));
+        for (Parameter parameter : lora) {
+            try (NDArray values = parameter.getArray().stopGradient();
+                    NDArray sum = values.sum()) {
+                if (!Float.isFinite(sum.getFloat())) {
+                    throw new IllegalStateException(
+                            "'"
+                                    + parameter.getName()
+                                    + "' holds numbers that are not finite: nothing was merged");
+                }
+            }
+        }
+        long changed = merge(gateUp, lora.get(0), lora.get(1));
+        changed += merge(down, lora.get(2), lora.get(3));
         detachAdapters();
+        return changed;
     }
 
-    private void merge(Parameter weight, Parameter a, Parameter b) {
-        ExpertKernels.merge(weight.getArray(), a.getArray(), b.getArray(), adapters.scale());
+    private long merge(Parameter weight, Parameter a, Parameter b) {
+        long changed =
+                ExpertKernels.merge(
+                        weight.getArray(), a.getArray(), b.getArray(), adapters.scale());
+        if (changed < 0) {
+            throw new IllegalStateException(
+                    "'"
+                            + weight.getName()
+                            + "' is not finite after merging its adapter: load the model again");
+        }
+        return changed;
+    }
+
+    /**
+     * Merges the adapters for a while. A copy of the weights is kept.
+     *
+     * @return what undoes it when closed
+     * @throws IllegalStateException as {@link #mergeAdapters}
+     */
+    public MergedAdapters mergeAdaptersForNow() {
+        return new MergedAdapters(this);
+    }
+
+    void reattach(LoraExperts merged) {
+        if (adapters != null) {
+            throw new IllegalStateException(
+                    "These experts have got other adapters: detach them before the merge is undone");
+        }
+        adapters = addChildBlock("lora", merged);
+    }
+
+    /**
+     * Freezes the weights and narrows them to BF16: half the memory, products in BF16 with F32
+     * accumulation. Exact for weights that were BF16 in their checkpoint, otherwise rounded for
+     * good. Adapters stay F32. It is to be called while no trainer exists: trainers keep arrays.
+     *
+     * <p>Weights that are not initialized become zeros, for a checkpoint to fill.
+     *
+     * @param manager owns the new arrays
+     */
+    public void narrowWeights(NDManager manager) {
+        for (Parameter parameter : List.of(gateUp, down)) {
+            NDArray half;
+            if (!parameter.isInitialized()) {
+                half = HalfArrays.zeros(manager, parameter.getShape());
+            } else if (HalfArrays.isHalf(parameter.getArray())) {
+                continue;
+            } else {
+                half = HalfArrays.narrow(manager, parameter.getArray());
+            }
+            replace(parameter, half);
+            parameter.freeze(true);
+        }
+    }
+
+    /**
+     * Widens BF16 weights to F32, exactly. They stay frozen. To be called while no trainer exists.
+     *
+     * @param manager owns the new arrays
+     */
+    public void widenWeights(NDManager manager) {
+        for (Parameter parameter : List.of(gateUp, down)) {
+            if (HalfArrays.isHalf(parameter.getArray())) {
+                replace(parameter, HalfArrays.widen(manager, parameter.getArray()));
+            }
+        }
+    }
+
+    private static void replace(Parameter parameter, NDArray array) {
+        parameter.close();
+        // An array is taken only where no shape is known.
+        parameter.setShape(null);
+        parameter.setArray(array);
+    }
+
+    /**
+     * Returns whether the weights are BF16.
+     *
+     * @return true after {@link #narrowWeights}
+     */
+    public boolean hasHalfWeights() {
+        return gateUp.isInitialized() && HalfArrays.isHalf(gateUp.getArray());
+    }
+
+    @Override
+    public void saveParameters(DataOutputStream os) throws IOException {
+        if (hasHalfWeights()) {
+            throw new IllegalStateException(
+                    "DJL's own format has no BF16: save a checkpoint, or widen the weights first");
+        }
+        super.saveParameters(os);
     }
 
     /**

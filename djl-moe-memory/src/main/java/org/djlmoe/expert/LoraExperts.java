@@ -115,6 +115,26 @@ public final class LoraExperts extends AbstractBlock {
         return List.of(gateUpA, gateUpB, downA, downB);
     }
 
+    /**
+     * Returns which experts' adapters have moved: B starts at zero, so that an adapter does
+     * something once a number in one of its B is not.
+     *
+     * @return [E]
+     */
+    public boolean[] moved() {
+        int experts = (int) gateUpB.getArray().getShape().get(0);
+        boolean[] moved = new boolean[experts];
+        for (Parameter b : List.of(gateUpB, downB)) {
+            try (NDArray detached = b.getArray().stopGradient()) {
+                float[] values = detached.toFloatArray();
+                for (int i = 0; i < values.length; i++) {
+                    moved[i / (values.length / experts)] |= values[i] != 0;
+                }
+            }
+        }
+        return moved;
+    }
+
     @Override
     protected NDList forwardInternal(
             ParameterStore parameterStore,

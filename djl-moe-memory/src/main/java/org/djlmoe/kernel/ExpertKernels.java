@@ -650,14 +650,15 @@ public final class ExpertKernels {
 
     /**
      * Adds an adapter's product to the stacked weight, one expert at a time: {@code w += scale B
-     * A}.
+     * A}, summed in F32 and cast once to the weight's type.
      *
-     * @param w [E, out, in], changed in place
+     * @param w [E, out, in], F32 or BF16, changed in place
      * @param a [E, r, in]
      * @param b [E, out, r]
      * @param scale alpha / r
+     * @return how many elements of the weight changed, or -1 if some are no longer finite
      */
-    public static void merge(NDArray w, NDArray a, NDArray b, double scale) {
-        KERNELS.run("merge_adapter", w, a, b, scale);
+    public static long merge(NDArray w, NDArray a, NDArray b, double scale) {
+        return (long) KERNELS.callDouble("merge_adapter", w, a, b, scale);
     }
 }

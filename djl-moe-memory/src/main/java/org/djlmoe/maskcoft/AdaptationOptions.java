@@ -15,6 +15,7 @@ public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
     double alpha = 32;
     double learningRate = 1e-3;
     MaskedWeights weights = MaskedWeights.ALL;
+    boolean halfExperts;
     long seed;
 
     AdaptationOptions(int steps) {
@@ -56,6 +57,20 @@ public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
      */
     public B optWeights(MaskedWeights value) {
         weights = value;
+        return self();
+    }
+
+    /**
+     * Sets whether the experts' frozen weights are narrowed to BF16 before training and stay so:
+     * half the memory, products in BF16 with F32 accumulation. Routers, adapters and everything
+     * else are F32. Exact for weights that were BF16 in their checkpoint, otherwise rounded for
+     * good. Default: false.
+     *
+     * @param value whether they are
+     * @return this builder
+     */
+    public B optHalfExperts(boolean value) {
+        halfExperts = value;
         return self();
     }
 

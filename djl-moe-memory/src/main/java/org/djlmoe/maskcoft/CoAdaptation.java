@@ -48,6 +48,7 @@ public final class CoAdaptation {
     private final double alpha;
     private final double learningRate;
     private final MaskedWeights weights;
+    private final boolean halfExperts;
     private final long seed;
 
     private CoAdaptation(Builder builder) {
@@ -63,6 +64,7 @@ public final class CoAdaptation {
         alpha = builder.alpha;
         learningRate = builder.learningRate;
         weights = builder.weights;
+        halfExperts = builder.halfExperts;
         seed = builder.seed;
     }
 
@@ -80,7 +82,7 @@ public final class CoAdaptation {
      * their own logits, and all other weights stay frozen.
      *
      * <p>If anything fails, the adapters are detached again, so that the model can be used as
-     * before; routers keep what they have learned so far.
+     * before; routers keep what they have learned so far, and narrowed experts stay narrowed.
      *
      * @param listener is told of every step
      * @return the loss of every step, before its update
@@ -91,6 +93,9 @@ public final class CoAdaptation {
         List<Experts> attached = new ArrayList<>();
         boolean done = false;
         try {
+            if (halfExperts) {
+                model.narrowExperts();
+            }
             for (MoeBlock layer : model.decoder().moeBlocks()) {
                 LoraExperts adapters = layer.experts().attachAdapters(rank, alpha);
                 attached.add(layer.experts());

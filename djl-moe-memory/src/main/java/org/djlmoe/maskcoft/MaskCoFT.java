@@ -148,6 +148,9 @@ public final class MaskCoFT {
                         "The model's experts have adapters already: merge or detach them first");
             }
         }
+        if (settings.halfExperts()) {
+            model.narrowExperts();
+        }
         int maskSteps = settings.maskSteps();
         double[] maskLosses = new double[maskSteps];
         MaskLearning learning = learning();
@@ -173,6 +176,7 @@ public final class MaskCoFT {
                         .optAdapters(settings.rank(), settings.alpha())
                         .optLearningRate(settings.learningRate())
                         .optWeights(settings.weights())
+                        .optHalfExperts(settings.halfExperts())
                         .optLogitRanges(ranges())
                         .optSeed(settings.seed())
                         .build()

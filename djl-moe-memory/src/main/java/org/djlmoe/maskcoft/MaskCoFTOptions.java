@@ -45,6 +45,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
         alpha = settings.alpha();
         learningRate = settings.learningRate();
         weights = settings.weights();
+        halfExperts = settings.halfExperts();
         seed = settings.seed();
         kept = settings.kept();
         keptTotal = settings.keptTotal();

@@ -17,6 +17,7 @@ public final class MaskCoFTSettings {
     private final double alpha;
     private final double learningRate;
     private final MaskedWeights weights;
+    private final boolean halfExperts;
     private final long seed;
     private final Integer kept;
     private final Integer keptTotal;
@@ -41,6 +42,7 @@ public final class MaskCoFTSettings {
         alpha = options.alpha;
         learningRate = options.learningRate;
         weights = options.weights;
+        halfExperts = options.halfExperts;
         seed = options.seed;
         kept = options.kept;
         keptTotal = options.keptTotal;
@@ -168,6 +170,15 @@ public final class MaskCoFTSettings {
      */
     public MaskedWeights weights() {
         return weights;
+    }
+
+    /**
+     * Returns whether the experts' frozen weights are BF16.
+     *
+     * @return true if they are
+     */
+    public boolean halfExperts() {
+        return halfExperts;
     }
 
     /**

@@ -113,6 +113,9 @@ public final class MaskCoFTStages extends TrainingListenerAdapter {
         List<Experts> done = new ArrayList<>();
         try {
             for (MoeBlock layer : layers) {
+                if (settings.halfExperts()) {
+                    layer.experts().narrowWeights(manager);
+                }
                 layer.experts().attachAdapters(settings.rank(), settings.alpha());
                 done.add(layer.experts());
                 layer.experts().adapters().initialize(manager, DataType.FLOAT32, new Shape(1));

@@ -17,7 +17,6 @@ final class KernelScratch {
 
     private static final long F32 = 4;
     private static final long I64 = 8;
-    private static final long BF16 = 2;
 
     /** What a rank may receive over the mean before experts are moved: lambda's default. */
     private static final double SLACK = 1.3;
@@ -112,17 +111,9 @@ final class KernelScratch {
         return wide;
     }
 
-    /** A product with a weight that may be BF16; leaves the result. */
-    private long project(long rows, long in, long out) {
-        if (!half) {
-            return take(rows * out * F32);
-        }
-        take(rows * in * BF16);
-        take(rows * out * BF16);
-        drop(rows * in * BF16);
-        take(rows * out * F32);
-        drop(rows * out * BF16);
-        return rows * out * F32;
+    /** A product; leaves the result. */
+    private long project(long rows, long out) {
+        return take(rows * out * F32);
     }
 
     private static long normRows(MoeConfig config, PlanSettings settings) {
@@ -167,10 +158,10 @@ final class KernelScratch {
     private void projectHeads(long rows, long sequence, boolean lastUseOfH) {
         boolean grouped = keys != queries;
         long table = rotaryTable(sequence);
-        rotate(project(rows, h, queries));
-        rotate(project(rows, h, keys));
+        rotate(project(rows, queries));
+        rotate(project(rows, keys));
         drop(table);
-        project(rows, h, keys);
+        project(rows, keys);
         if (lastUseOfH) {
             drop(rows * h * F32);
         }
@@ -218,7 +209,7 @@ final class KernelScratch {
         s.projectHeads(rows, settings.sequence(), true);
         long lse = s.attend(rows, settings.sequence());
         s.drop(3 * wide + lse);
-        long out = s.project(rows, s.queries, s.h);
+        long out = s.project(rows, s.h);
         s.drop(wide + out);
         return s.finish();
     }
@@ -232,7 +223,7 @@ final class KernelScratch {
         long hidden = s.norm(rows);
         s.projectHeads(rows, sequence, false);
         long lse = s.attend(rows, sequence);
-        s.project(rows, s.h, s.queries); // dout
+        s.project(rows, s.queries); // dout
         if (s.windowed(sequence)) {
             long window = config.slidingWindow();
             long piece = Math.max(1, rows / sequence) * s.queries * F32;
@@ -264,10 +255,10 @@ final class KernelScratch {
             s.drop(wide);
         }
         s.drop(hidden);
-        s.project(rows, s.queries, s.h);
+        s.project(rows, s.h);
         s.drop(wide);
         for (int i = 0; i < 2; i++) {
-            s.project(rows, s.keys, s.h);
+            s.project(rows, s.h);
             s.drop(narrow);
             s.take(hidden); // the sum
             s.drop(2 * hidden);

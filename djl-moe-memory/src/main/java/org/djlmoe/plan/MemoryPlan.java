@@ -396,9 +396,9 @@ public final class MemoryPlan {
         }
 
         private void weights() {
-            long projections = counts.projections();
+            long experts = counts.experts();
             long small = counts.routers() + counts.adapters();
-            long trained = all ? projections + small + counts.other() : small;
+            long trained = all ? experts + small + counts.other() : small;
             always(
                     all ? "weights" : "weights that train",
                     all ? "all parameters x 4" : "routers and adapters x 4",
@@ -407,8 +407,8 @@ public final class MemoryPlan {
                 boolean half = settings.frozenHalf();
                 always(
                         "frozen weights",
-                        half ? "projections and experts x 2, the rest x 4" : "the rest x 4",
-                        projections * (half ? 2 : F32) + counts.other() * F32);
+                        half ? "experts x 2, the rest x 4" : "the rest x 4",
+                        experts * (half ? 2 : F32) + counts.other() * F32);
             }
             if (training) {
                 always("gradients", "of what trains x 4", trained * F32);

@@ -5,14 +5,14 @@ import org.djlmoe.model.MoeConfig;
 /**
  * How many numbers a decoder's parameters have on a rank: of the experts, those at home there.
  *
- * @param projections attention's four matrices and the experts, shared ones too: what may be BF16
- *     when frozen
+ * @param experts the experts, without shared ones: what may be BF16 when frozen
  * @param routers the routers
  * @param adapters the experts' adapters
- * @param other embedding, norms, gates of shared experts and vocabulary projection
+ * @param other attention, shared experts and their gates, embedding, norms and vocabulary
+ *     projection
  * @param largest the largest parameter that trains
  */
-record ParameterCounts(long projections, long routers, long adapters, long other, long largest) {
+record ParameterCounts(long experts, long routers, long adapters, long other, long largest) {
 
     static ParameterCounts of(MoeConfig config, PlanSettings settings) {
         long h = config.hiddenSize();
@@ -34,10 +34,13 @@ record ParameterCounts(long projections, long routers, long adapters, long other
                         ? Math.max(Math.max(gateUp, table), h * Math.max(queries, 2 * s))
                         : Math.max(e * h, e * r * Math.max(h, 2 * i));
         return new ParameterCounts(
-                layers * (attention + gateUp + own * h * i + 3 * s * h),
+                layers * (gateUp + own * h * i),
                 layers * e * h,
                 layers * lora,
-                (config.tieWordEmbeddings() ? 1 : 2) * table + (2 * layers + 1) * h + gates,
+                layers * (attention + 3 * s * h)
+                        + (config.tieWordEmbeddings() ? 1 : 2) * table
+                        + (2 * layers + 1) * h
+                        + gates,
                 largest);
     }
 }

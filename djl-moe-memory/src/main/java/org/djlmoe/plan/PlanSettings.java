@@ -13,7 +13,7 @@ import java.util.Objects;
  * @param ranks P, processes that the experts of a layer are spread over; 1 for one that has all
  * @param sharedWidth S, width of the shared experts; 0 for none
  * @param sharedGate whether the shared experts have a gate
- * @param frozenHalf whether frozen projections and experts are BF16; all else is F32
+ * @param frozenHalf whether the frozen experts are BF16; all else is F32
  * @param stateTier where the optimizer's state lies
  * @param moeChunkTokens tokens a chunk in the MoE layers
  * @param maxChunks how many chunks a MoE layer has at most; where it binds, chunks grow
@@ -263,9 +263,8 @@ public record PlanSettings(
         }
 
         /**
-         * Sets whether the frozen projections of attention and the frozen experts are BF16. The
-         * embedding, the norms and the vocabulary projection stay F32: their kernels have no use
-         * for less. Default: false.
+         * Sets whether the frozen experts are BF16, as {@code Experts.narrowWeights} makes them.
+         * All else stays F32. Default: false.
          *
          * @param value true for BF16
          * @return this builder

@@ -3,6 +3,7 @@ package org.djlmoe.training;
 import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -11,13 +12,22 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import java.io.IOException;
 import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
 import java.util.function.Predicate;
 import org.djlmoe.autograd.GradMode;
 import org.djlmoe.checkpoint.HfCheckpoint;
+import org.djlmoe.checkpoint.PeftAdapter;
 import org.djlmoe.checkpoint.SaveOptions;
 import org.djlmoe.data.TokenBatch;
+import org.djlmoe.expert.Experts;
+import org.djlmoe.expert.LoraExperts;
+import org.djlmoe.kernel.HalfArrays;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.model.MoeDecoder;
+import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.vocab.RingDtpLoss;
 
 /**
@@ -42,6 +52,8 @@ public final class LanguageModel implements AutoCloseable {
 
     /** A target that is not predicted, for {@link #tokenLosses}. */
     public static final int IGNORED = -100;
+
+    private static final String ROUTER = ".mlp.gate.weight";
 
     private final Model model;
     private final MoeDecoder decoder;
@@ -71,9 +83,13 @@ public final class LanguageModel implements AutoCloseable {
      */
     public static LanguageModel create(MoeConfig config, Chunks chunks, long seed) {
         LanguageModel created = new LanguageModel(config, chunks);
-        Engine.getEngine("PyTorch").setRandomSeed((int) seed);
-        created.decoder.initialize(created.model.getNDManager(), DataType.FLOAT32, new Shape(1, 1));
+        created.initialize(seed);
         return created;
+    }
+
+    private void initialize(long seed) {
+        Engine.getEngine("PyTorch").setRandomSeed((int) seed);
+        decoder.initialize(model.getNDManager(), DataType.FLOAT32, new Shape(1, 1));
     }
 
     /**
@@ -85,10 +101,30 @@ public final class LanguageModel implements AutoCloseable {
      * @throws IOException if a file is missing or broken, or the two do not fit together
      */
     public static LanguageModel load(Path folder, Chunks chunks) throws IOException {
+        return load(folder, chunks, false);
+    }
+
+    /**
+     * Reads a model whose experts are frozen and BF16 from the start: they are never there in F32.
+     *
+     * @param folder holds {@code config.json} and safetensors
+     * @param chunks sizes of what runs piece by piece
+     * @return the model; experts that are F32 or F16 in the checkpoint are rounded
+     * @throws IOException if a file is missing or broken, or the two do not fit together
+     */
+    public static LanguageModel loadHalf(Path folder, Chunks chunks) throws IOException {
+        return load(folder, chunks, true);
+    }
+
+    private static LanguageModel load(Path folder, Chunks chunks, boolean half) throws IOException {
         MoeConfig config = MoeConfig.fromJson(folder.resolve(HfCheckpoint.CONFIG_FILE));
         HfCheckpoint.check(folder, config);
-        LanguageModel loaded = create(config, chunks, 0);
+        LanguageModel loaded = new LanguageModel(config, chunks);
         try {
+            if (half) {
+                loaded.narrowExperts();
+            }
+            loaded.initialize(0);
             HfCheckpoint.load(folder, loaded.decoder.checkpointParameters());
             return loaded;
         } catch (IOException | RuntimeException e) {
@@ -111,6 +147,130 @@ public final class LanguageModel implements AutoCloseable {
                     "The experts have adapters, which a checkpoint leaves out: merge them first");
         }
         HfCheckpoint.save(folder, decoder.config(), decoder.checkpointParameters(), options);
+    }
+
+    /**
+     * Writes the adapters in PEFT's format, see {@link PeftAdapter}.
+     *
+     * @param folder created if missing
+     * @param baseModel name or path of the model without adapters, or null
+     * @param routers whether to save the routers along, which is needed if they have trained
+     * @throws IllegalStateException if not every layer has adapters
+     * @throws IOException if writing fails
+     */
+    public void saveAdapter(Path folder, String baseModel, boolean routers) throws IOException {
+        double alpha = Double.NaN;
+        for (MoeBlock layer : decoder.moeBlocks()) {
+            LoraExperts adapters = layer.experts().adapters();
+            if (adapters == null) {
+                throw new IllegalStateException(
+                        "Not all experts have adapters: attach or train some first");
+            }
+            alpha = adapters.alpha();
+        }
+        Map<String, Parameter> whole = new LinkedHashMap<>();
+        if (routers) {
+            decoder.checkpointParameters()
+                    .forEach(
+                            (name, parameter) -> {
+                                if (name.endsWith(ROUTER)) {
+                                    whole.put(name, parameter);
+                                }
+                            });
+        }
+        PeftAdapter.save(
+                folder, decoder.config(), alpha, baseModel, decoder.adapterParameters(), whole);
+    }
+
+    /**
+     * Reads an adapter in PEFT's format and attaches it; routers that it brings replace the
+     * model's.
+     *
+     * @param folder holds {@code adapter_config.json} and {@code adapter_model.safetensors}
+     * @return what was read
+     * @throws IllegalStateException if experts have adapters already
+     * @throws IOException if a file is missing or broken, or the adapter is not of this model; then
+     *     the model is as before
+     */
+    public PeftAdapter attachAdapter(Path folder) throws IOException {
+        PeftAdapter adapter = PeftAdapter.open(folder, decoder.config());
+        List<Experts> attached = new ArrayList<>();
+        boolean done = false;
+        try {
+            for (MoeBlock layer : decoder.moeBlocks()) {
+                LoraExperts lora = layer.experts().attachAdapters(adapter.rank(), adapter.alpha());
+                attached.add(layer.experts());
+                lora.initialize(manager(), DataType.FLOAT32, new Shape(1));
+            }
+            adapter.load(decoder.namedParameters());
+            done = true;
+            return adapter;
+        } finally {
+            if (!done) {
+                attached.forEach(Experts::detachAdapters);
+            }
+        }
+    }
+
+    /**
+     * Adds the adapters of all experts to the weights and drops them. Routers, embedding and head
+     * have none and stay as they are.
+     *
+     * @return how many weights changed
+     * @throws IllegalStateException if a layer has no adapters, or an adapter is not finite; the
+     *     message names the tensor, and nothing has changed
+     */
+    public long mergeAdapters() {
+        checkAdapters();
+        return decoder.moeBlocks().stream()
+                .mapToLong(layer -> layer.experts().mergeAdapters())
+                .sum();
+    }
+
+    /**
+     * Merges the adapters until the result is closed, which puts the weights back to the bit. It
+     * keeps a copy of all expert weights.
+     *
+     * @return undoes the merge
+     * @throws IllegalStateException as {@link #mergeAdapters}
+     */
+    public MergedModel mergeAdaptersForNow() {
+        checkAdapters();
+        return new MergedModel(decoder);
+    }
+
+    private void checkAdapters() {
+        if (decoder.adapterParameters().size() != 4 * decoder.moeBlocks().size()) {
+            throw new IllegalStateException(
+                    "Not all experts have adapters: there is nothing, or not everything, to merge");
+        }
+        decoder.adapterParameters()
+                .forEach(
+                        (name, parameter) -> {
+                            try (NDArray values = parameter.getArray().stopGradient();
+                                    NDArray sum = values.sum()) {
+                                if (!Float.isFinite(sum.getFloat())) {
+                                    throw new IllegalStateException(
+                                            "'"
+                                                    + name
+                                                    + "' holds numbers that are not finite: nothing"
+                                                    + " was merged");
+                                }
+                            }
+                        });
+    }
+
+    /**
+     * Freezes the experts' weights and narrows them to BF16: see {@link Experts#narrowWeights}.
+     * Nothing else changes its type. To be called while no trainer exists.
+     */
+    public void narrowExperts() {
+        decoder.moeBlocks().forEach(layer -> layer.experts().narrowWeights(manager()));
+    }
+
+    /** Widens the experts' weights to F32 again. To be called while no trainer exists. */
+    public void widenExperts() {
+        decoder.moeBlocks().forEach(layer -> layer.experts().widenWeights(manager()));
     }
 
     /**
@@ -155,8 +315,19 @@ public final class LanguageModel implements AutoCloseable {
      *
      * @param path accepts a Hugging Face tensor name, or one with {@code lora_A} or {@code lora_B}
      *     for adapters
+     * @throws IllegalArgumentException if it accepts weights that are BF16
      */
     public void train(Predicate<String> path) {
+        decoder.namedParameters()
+                .forEach(
+                        (name, parameter) -> {
+                            if (path.test(name) && HalfArrays.isHalf(parameter.getArray())) {
+                                throw new IllegalArgumentException(
+                                        "'"
+                                                + name
+                                                + "' is BF16 and cannot train: widen the experts first");
+                            }
+                        });
         decoder.namedParameters().forEach((name, parameter) -> parameter.freeze(!path.test(name)));
     }
 

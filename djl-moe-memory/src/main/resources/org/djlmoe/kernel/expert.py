@@ -473,7 +473,14 @@ def expert_project_plain(self, x: Tensor, w: Tensor, a: Tensor, b: Tensor, e: in
         return y
     return y + torch.mm(torch.mm(x, a[e].t()), b[e].t()) * scale
 
-def merge_adapter(self, w: Tensor, a: Tensor, b: Tensor, scale: float) -> int:
+# Per expert w = (w + scale b a), summed in F32 and cast once. Returns how many elements of w changed, or -1 if the result
+# is not finite.
+def merge_adapter(self, w: Tensor, a: Tensor, b: Tensor, scale: float) -> float:
+    changed = 0
+    finite = True
     for e in range(w.size(0)):
-        w[e].addmm_(b[e], a[e], alpha=scale)
-    return 0
+        merged = torch.addmm(w[e].to(dtype=6), b[e], a[e], alpha=scale).to(dtype=w.dtype)
+        changed += int(torch.sum(torch.ne(merged, w[e])).item())
+        finite = finite and bool(torch.isfinite(merged).all().item())
+        w[e].copy_(merged)
+    return float(changed) if finite else -1.0

@@ -20,8 +20,8 @@ import org.djlmoe.model.MoeConfig;
  *
  * <p>Arguments: {@code hidden,layers,experts,inner,vocab}, {@code batch,sequence}, then any of
  * {@code chunk=4096}, {@code block=512}, {@code kv=2}, {@code window=128}, {@code lora=8}, {@code
- * shared=1024}, {@code eval}, {@code skew} (all tokens to the same experts), {@code steps=3},
- * {@code table}.
+ * shared=1024}, {@code half} (BF16 experts, with {@code lora}), {@code eval}, {@code skew} (all
+ * tokens to the same experts), {@code steps=3}, {@code table}.
  */
 final class CalibrationRun {
 
@@ -43,6 +43,7 @@ final class CalibrationRun {
         PlanSettings.Builder settings =
                 PlanSettings.builder().setBatch(batch[0]).setSequence(batch[1]);
         boolean skew = options.remove("skew");
+        settings.optFrozenHalf(options.remove("half"));
         boolean table = options.remove("table");
         int steps = 3;
         settings.optAllocator(

@@ -121,8 +121,8 @@ class MemoryPlanTest {
 
         MemoryPlan half =
                 MemoryPlan.of(tiny().build(), run().optAdapters(3).optFrozenHalf(true).build());
-        long projections = 2 * (192 + 384 + 192);
-        assertEquals(4 * (1960 - 64) - 2 * projections, line(half, "frozen weights").bytes());
+        long experts = 2 * (384 + 192);
+        assertEquals(4 * (1960 - 64) - 2 * experts, line(half, "frozen weights").bytes());
     }
 
     @Test

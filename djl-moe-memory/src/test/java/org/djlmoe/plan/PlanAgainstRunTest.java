@@ -33,6 +33,15 @@ class PlanAgainstRunTest {
         assertTrue(ratio > 0.85 && ratio < 1.25, "planned / measured " + ratio);
     }
 
+    /** Experts in F32 would exceed the tolerance, and so would the product of an adapter. */
+    @Test
+    void peak_adaptersOverHalfExperts_isAsPlanned() throws Exception {
+        double ratio =
+                plannedOverMeasured(
+                        "512,2,8,1024,258", "2,512", "lora=8", "half", "kv=2", "steps=2");
+        assertTrue(ratio > 0.85 && ratio < 1.25, "planned / measured " + ratio);
+    }
+
     /** The scratch is as wide as the shared experts, and no array is as long as the batch. */
     @Test
     void peak_wideSharedExperts_isAsPlanned() throws Exception {

@@ -88,6 +88,10 @@ final class TrainedDecoder {
                 decoder.moeBlocks()
                         .forEach(block -> block.router().setPrior(kept, SelectionPrior.hardMask()));
             }
+            if (settings.frozenHalf()) {
+                decoder.moeBlocks()
+                        .forEach(block -> block.experts().narrowWeights(model.getNDManager()));
+            }
             model.setBlock(decoder);
             DefaultTrainingConfig training =
                     new DefaultTrainingConfig(loss)

@@ -93,6 +93,11 @@ record CheckpointFolder(Path path, MoeConfig config) {
         return explained(() -> LanguageModel.load(path, chunks));
     }
 
+    /** Loads the weights, those of the experts in BF16. */
+    LanguageModel loadHalf(LanguageModel.Chunks chunks) throws IOException {
+        return explained(() -> LanguageModel.loadHalf(path, chunks));
+    }
+
     /**
      * Reads the folder's prior.
      *

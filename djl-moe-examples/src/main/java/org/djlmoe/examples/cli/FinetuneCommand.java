@@ -2,6 +2,7 @@ package org.djlmoe.examples.cli;
 
 import java.io.IOException;
 import java.nio.file.Path;
+import java.util.List;
 import java.util.Locale;
 import java.util.concurrent.Callable;
 import org.djlmoe.checkpoint.SaveOptions;
@@ -160,6 +161,22 @@ final class FinetuneCommand implements Callable<Integer> {
                             + " all).")
     private MaskedWeights maskWeights;
 
+    @Option(
+            names = "--adapter-out",
+            paramLabel = "DIR",
+            description =
+                    "Also write adapters, routers and prior by themselves into this folder, in the"
+                            + " format of Hugging Face PEFT.")
+    private Path adapterOut;
+
+    @Option(
+            names = "--half-experts",
+            description =
+                    "Hold the experts in BF16: half the memory for them. The saved model's experts"
+                            + " are rounded to BF16 once, after merging; --adapter-out keeps what"
+                            + " was trained.")
+    private boolean halfExperts;
+
     @Override
     public Integer call() throws IOException {
         Arguments.positive("--steps", steps);
@@ -171,6 +188,15 @@ final class FinetuneCommand implements Callable<Integer> {
         Language only = Arguments.language(language);
         Path folder = out.create(Path.of("runs", "finetune"));
         options.keepJsonOutside(folder);
+        if (adapterOut != null) {
+            Path place = adapterOut.toAbsolutePath().normalize();
+            if (place.equals(folder.toAbsolutePath().normalize())
+                    || (base != null && place.equals(base.toAbsolutePath().normalize()))) {
+                throw new UserError(
+                        "--adapter-out: " + adapterOut + " is the folder of a model; name another");
+            }
+            options.keepJsonOutside(adapterOut);
+        }
         options.keepJsonOutside(base == null ? folder.resolve("base") : base);
         CheckpointFolder start =
                 CheckpointFolder.of(
@@ -195,12 +221,14 @@ final class FinetuneCommand implements Callable<Integer> {
                         PlanSettings.builder()
                                 .setBatch(batch)
                                 .setSequence(sequence)
-                                .optAdapters(rank));
+                                .optAdapters(rank)
+                                .optFrozenHalf(halfExperts));
         if (options.verbose()) {
             options.text().print(plan);
         }
         try (PeakMeter meter = PeakMeter.start();
-                LanguageModel model = start.load(Memory.chunks(plan))) {
+                LanguageModel model = load(start, Memory.chunks(plan))) {
+            List<float[]> routers = Moved.routers(model);
             double before = Evaluation.of(model, validation, t -> {}).perplexity();
             long begin = System.nanoTime();
             MaskCoFT.Result result = null;
@@ -216,7 +244,10 @@ final class FinetuneCommand implements Callable<Integer> {
                 tokens = progress.tokens();
             }
             double seconds = (System.nanoTime() - begin) / 1e9;
-            model.decoder().moeBlocks().forEach(layer -> layer.experts().mergeAdapters());
+            if (adapterOut != null) {
+                saveAdapter(model, result, start.path());
+            }
+            Moved moved = Moved.merging(model, routers);
             ExpertPrior prior = result == null ? null : result.prior();
             if (prior != null) {
                 prior.apply(model.decoder());
@@ -237,11 +268,27 @@ final class FinetuneCommand implements Callable<Integer> {
                             Memory.megabytes(meter.stop().peakBytes()),
                             Memory.megabytes(plan.peakBytes()),
                             folder.toString(),
+                            adapterOut == null ? null : adapterOut.toString(),
+                            moved,
                             losses);
             print(report, prior);
             options.writeJson(report);
         }
         return ExitCodes.OK;
+    }
+
+    private LanguageModel load(CheckpointFolder start, LanguageModel.Chunks chunks)
+            throws IOException {
+        return halfExperts ? start.loadHalf(chunks) : start.load(chunks);
+    }
+
+    private void saveAdapter(LanguageModel model, MaskCoFT.Result result, Path start)
+            throws IOException {
+        ExpertPrior.delete(adapterOut);
+        model.saveAdapter(adapterOut, start.toString(), method != Method.LORA);
+        if (result != null) {
+            result.save(adapterOut);
+        }
     }
 
     private void checkMaskOptions(MoeConfig config) {
@@ -308,6 +355,7 @@ final class FinetuneCommand implements Callable<Integer> {
                         .optMaskSteps(maskSteps)
                         .optSteps(steps)
                         .optAdapters(rank, 2.0 * rank)
+                        .optHalfExperts(halfExperts)
                         .optLearningRate(learningRate)
                         .optSeed(options.seed());
         if (kept != null) {
@@ -348,6 +396,7 @@ final class FinetuneCommand implements Callable<Integer> {
                 .setSteps(steps)
                 .optTrainRouters(method == Method.CE)
                 .optAdapters(rank, 2.0 * rank)
+                .optHalfExperts(halfExperts)
                 .optLearningRate(learningRate)
                 .optSeed(options.seed())
                 .build()
@@ -381,7 +430,11 @@ final class FinetuneCommand implements Callable<Integer> {
         if (prior != null) {
             options.text().printf("beta %s, kept experts:%n%s%n", report.beta(), prior.mask());
         }
+        options.text().println(report.moved());
         options.text().printf("saved to %s%n", report.model());
+        if (report.adapter() != null) {
+            options.text().printf("adapter saved to %s%n", report.adapter());
+        }
     }
 
     record Report(
@@ -397,5 +450,7 @@ final class FinetuneCommand implements Callable<Integer> {
             double peak_mb,
             double planned_peak_mb,
             String model,
+            String adapter,
+            Moved moved,
             float[] losses) {}
 }

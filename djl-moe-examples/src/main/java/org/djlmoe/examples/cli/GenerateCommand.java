@@ -204,6 +204,8 @@ final class GenerateCommand implements Callable<Integer> {
                             + " .gz.")
     private String traceFile;
 
+    @Mixin private AdapterFolder adapter;
+
     @Mixin private CommonOptions options;
 
     @Override
@@ -214,9 +216,19 @@ final class GenerateCommand implements Callable<Integer> {
             throw new UserError("--prompt is empty: give at least a letter");
         }
         Path base = checkpoint == null ? Files.createTempDirectory("djl-moe-base-") : null;
+        Path merged = null;
         try {
             Path folder = base == null ? checkpoint : BaseModel.extract(base);
-            List<Side> sides = sides(folder, base == null ? folder.toString() : "base model");
+            if (adapter.path() != null) {
+                if (store != null) {
+                    throw new UserError(
+                            "--store keeps the experts of a checkpoint, not merged ones: leave it"
+                                    + " out, or write the merged model with finetune");
+                }
+                merged = Files.createTempDirectory("djl-moe-merged-");
+            }
+            CheckpointFolder own = adapter.merged(CheckpointFolder.of(folder), merged);
+            List<Side> sides = sides(own, base == null ? folder.toString() : "base model");
             List<Figures> figures = new ArrayList<>();
             for (Side side : sides) {
                 figures.add(generate(side, settings, sides.size() > 1, target));
@@ -231,6 +243,7 @@ final class GenerateCommand implements Callable<Integer> {
             return ExitCodes.OK;
         } finally {
             delete(base);
+            delete(merged);
         }
     }
 
@@ -254,8 +267,7 @@ final class GenerateCommand implements Callable<Integer> {
     private record Side(
             String name, CheckpointFolder folder, ExpertPrior prior, ServingSettings settings) {}
 
-    private List<Side> sides(Path folder, String name) throws IOException {
-        CheckpointFolder own = CheckpointFolder.of(folder);
+    private List<Side> sides(CheckpointFolder own, String name) throws IOException {
         ServingSettings settings = serving(own.config());
         List<Side> sides = new ArrayList<>();
         sides.add(side(name, own, settings));

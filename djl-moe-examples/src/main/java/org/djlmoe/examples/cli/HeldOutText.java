@@ -12,6 +12,7 @@ import org.djlmoe.examples.text.TextData;
 import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
 
 /** The options that say on which text, and under which prior, a model is evaluated; a mixin. */
@@ -62,6 +63,8 @@ final class HeldOutText {
                             + " says, none without one).")
     private String prior;
 
+    @Mixin private AdapterFolder adapter;
+
     /** Fails if one of these options was given, which nothing would look at. */
     void refuse(String without) {
         Map<String, Object> given = new LinkedHashMap<>();
@@ -71,6 +74,7 @@ final class HeldOutText {
         given.put("--batch", batch);
         given.put("--sequence", sequence);
         given.put("--prior", prior);
+        given.put("--adapter", adapter.path());
         given.forEach(
                 (option, value) -> {
                     if (value != null) {
@@ -106,12 +110,13 @@ final class HeldOutText {
         }
         Split part = Objects.requireNonNullElse(split, Split.VALIDATION);
         Language only = Arguments.language(language);
-        ExpertPrior chosen = folder.prior(prior);
+        ExpertPrior chosen = adapter.prior(folder).prior(prior);
         TextData data = TextData.load(only, length);
         PackedTokens text = part == Split.TEST ? data.test() : data.validation();
         int taken = Math.min(wanted, text.rows());
         try (LanguageModel model = folder.load();
                 ProgressBar bar = options.progress("evaluating", taken).optUnit("tokens").build()) {
+            adapter.merge(model);
             if (chosen != null) {
                 chosen.apply(model.decoder());
             }

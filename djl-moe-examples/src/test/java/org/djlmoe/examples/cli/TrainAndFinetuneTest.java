@@ -180,6 +180,64 @@ class TrainAndFinetuneTest {
     }
 
     @ParameterizedTest
+    @CsvSource({"maskcoft, true", "ce, false", "lora, true"})
+    void finetune_adapterOut_modelWithItIsTheTunedModel(String method, boolean half) {
+        Path tuned = directory.resolve("tuned");
+        Path adapter = directory.resolve("adapter");
+        JsonObject report =
+                figures(
+                        "finetune --steps 4 --batch 2 --sequence 32 --mask-steps 1 --rank 2"
+                                + " --language lv --method "
+                                + method
+                                + (half ? " --half-experts" : ""),
+                        "--model",
+                        model,
+                        "--out",
+                        tuned,
+                        "--adapter-out",
+                        adapter);
+        JsonObject moved = report.getAsJsonObject("moved");
+        assertTrue(moved.get("adapters").getAsLong() > 0, moved::toString);
+        assertTrue(moved.get("expert_weights").getAsLong() > 0, moved::toString);
+        assertEquals(
+                !method.equals("lora"),
+                moved.get("router_weights").getAsLong() > 0,
+                moved::toString);
+        assertEquals(method.equals("maskcoft"), Files.exists(adapter.resolve(ExpertPrior.FILE)));
+
+        String line = "evaluate --language lv --sequence 32 --rows 16";
+        double merged =
+                figures(line, "--model", model, "--adapter", adapter)
+                        .get("perplexity")
+                        .getAsDouble();
+        double expected = figures(line, "--model", tuned).get("perplexity").getAsDouble();
+        double base = figures(line, "--model", model).get("perplexity").getAsDouble();
+        // Half experts were rounded before they were tuned.
+        assertEquals(expected, merged, (half ? 1e-3 : 1e-6) * expected);
+        assertTrue(Math.abs(base - merged) > 1e-2 * Math.abs(expected - merged));
+
+        String generate = "generate --max-tokens 8 --temperature 0 --quiet";
+        assertEquals(ExitCodes.OK, run(generate, "--model", tuned), err::toString);
+        String text = out.toString().lines().findFirst().orElseThrow();
+        out.getBuffer().setLength(0);
+        assertEquals(
+                ExitCodes.OK, run(generate, "--model", model, "--adapter", adapter), err::toString);
+        assertEquals(text, out.toString().lines().findFirst().orElseThrow());
+    }
+
+    @Test
+    void adapter_folderThatIsNone_oneLineAndExitCode2() {
+        assertEquals(
+                ExitCodes.USAGE, run("evaluate --quiet --model", model, "--adapter", directory));
+        assertEquals(1, err.toString().lines().count(), err::toString);
+        assertTrue(err.toString().contains("adapter_config.json"), err::toString);
+        assertEquals(
+                ExitCodes.USAGE,
+                run("finetune --quiet --steps 1 --out", directory, "--adapter-out", directory));
+        assertTrue(err.toString().contains("--adapter-out"), err::toString);
+    }
+
+    @ParameterizedTest
     @ValueSource(strings = {"maskcoft", "ce", "lora"})
     void finetune_everyMethod_savesAModelThatEvaluates(String method) throws IOException {
         Path tuned = directory.resolve(method);
