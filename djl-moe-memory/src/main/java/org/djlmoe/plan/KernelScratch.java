@@ -16,6 +16,7 @@ import org.djlmoe.model.MoeConfig;
 final class KernelScratch {
 
     private static final long F32 = 4;
+    private static final long BF16 = 2;
     private static final long I64 = 8;
 
     /** What a rank may receive over the mean before experts are moved: lambda's default. */
