@@ -386,7 +386,7 @@ public final class OffloadedExperts extends ServedExperts {
         private EvictionPolicy.Type policy = EvictionPolicy.Type.LFU_LIFETIME;
         private EvictionPolicy.Admission admission = EvictionPolicy.Admission.ALWAYS;
         private Prefetch prefetch = Prefetch.OFF;
-        private double gamma = 0.95;
+        private double gamma = EvictionPolicy.DEFAULT_GAMMA;
         private ExpertMask fixed;
         private long seed;
 
