@@ -13,6 +13,9 @@ import java.util.stream.Collectors;
  */
 public interface EvictionPolicy {
 
+    /** The discount of {@link Type#DISCOUNTED} where none is set. */
+    double DEFAULT_GAMMA = 0.95;
+
     /**
      * Hears what a token asks for, hits and misses alike.
      *

@@ -178,7 +178,7 @@ public final class LoadReplay {
         private int warmUpTokens;
         private ExpertMask residents;
         private ExpertMask fixed;
-        private double gamma = 0.95;
+        private double gamma = EvictionPolicy.DEFAULT_GAMMA;
         private long seed;
 
         private Builder() {}

@@ -171,6 +171,11 @@ public final class DispatchPlan {
         return (int) ((long) expert * ranks / experts);
     }
 
+    /** The first expert at home on a rank. */
+    static int firstExpert(int rank, int ranks, int experts) {
+        return (int) (((long) rank * experts + ranks - 1) / ranks);
+    }
+
     /**
      * Returns the rank that owns an expert.
      *

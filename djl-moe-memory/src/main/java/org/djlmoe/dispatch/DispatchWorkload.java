@@ -86,9 +86,8 @@ public enum DispatchWorkload {
                 ids[i * topK + j] =
                         switch (this) {
                             case PERIODIC -> {
-                                long rank = i % chunks % ranks;
-                                // The first expert whose home is that rank.
-                                long first = (rank * experts + ranks - 1) / ranks;
+                                int rank = i % chunks % ranks;
+                                long first = DispatchPlan.firstExpert(rank, ranks, experts);
                                 yield (int) ((first + j) % experts);
                             }
                             case ROTATING -> {

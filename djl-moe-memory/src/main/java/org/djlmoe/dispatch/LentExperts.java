@@ -149,17 +149,16 @@ final class LentExperts {
         }
     }
 
-    int ownIndex(int expert) {
-        return expert - firstExpert(group.rank(), group.size(), plan.numExperts());
+    private int firstOwn() {
+        return DispatchPlan.firstExpert(group.rank(), group.size(), plan.numExperts());
+    }
+
+    private int ownIndex(int expert) {
+        return expert - firstOwn();
     }
 
     private int lentIndex(int expert) {
         return Arrays.binarySearch(foreign, expert);
-    }
-
-    /** The first expert at home on a rank. */
-    static int firstExpert(int rank, int ranks, int experts) {
-        return (int) (((long) rank * experts + ranks - 1) / ranks);
     }
 
     /** The slot of every expert, and last that of none. */
@@ -167,7 +166,7 @@ final class LentExperts {
         long[] table = new long[plan.numExperts() + 1];
         Arrays.fill(table, own + foreign.length);
         for (int i = 0; i < own; i++) {
-            table[firstExpert(group.rank(), group.size(), plan.numExperts()) + i] = i;
+            table[firstOwn() + i] = i;
         }
         for (int i = 0; i < foreign.length; i++) {
             table[foreign[i]] = own + i;

@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import org.djlmoe.dispatch.ChunkSchedule.Membership;
 import org.djlmoe.kernel.DispatchKernels;
@@ -100,7 +101,7 @@ public final class PipelinedDispatch {
      * @return their number; the first is that of {@link #firstExpert()}
      */
     public int ownExperts() {
-        return LentExperts.firstExpert(group.rank() + 1, group.size(), experts) - firstExpert();
+        return DispatchPlan.firstExpert(group.rank() + 1, group.size(), experts) - firstExpert();
     }
 
     /**
@@ -109,7 +110,7 @@ public final class PipelinedDispatch {
      * @return its number in the layer
      */
     public int firstExpert() {
-        return LentExperts.firstExpert(group.rank(), group.size(), experts);
+        return DispatchPlan.firstExpert(group.rank(), group.size(), experts);
     }
 
     /**
@@ -454,7 +455,7 @@ public final class PipelinedDispatch {
                         Math.max(metrics.peakBufferBytes(), pass.peakBufferBytes()));
     }
 
-    private <T> T collective(java.util.function.Supplier<T> task) {
+    private <T> T collective(Supplier<T> task) {
         try {
             return task.get();
         } catch (RuntimeException | Error e) {

@@ -98,8 +98,13 @@ public final class AtomicFiles {
         } catch (AtomicMoveNotSupportedException e) {
             Files.move(temporary, target, StandardCopyOption.REPLACE_EXISTING);
         }
-        try (FileChannel folder = FileChannel.open(target.getParent(), StandardOpenOption.READ)) {
-            folder.force(true);
+        forceFolder(target.getParent());
+    }
+
+    /** Has a rename that happened in a folder survive a loss of power. */
+    static void forceFolder(Path folder) {
+        try (FileChannel channel = FileChannel.open(folder, StandardOpenOption.READ)) {
+            channel.force(true);
         } catch (IOException e) {
             // Some systems cannot force a folder; the rename itself has happened.
         }

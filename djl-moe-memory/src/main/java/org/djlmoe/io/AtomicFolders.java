@@ -1,14 +1,12 @@
 package org.djlmoe.io;
 
 import java.io.IOException;
-import java.nio.channels.FileChannel;
 import java.nio.file.DirectoryStream;
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.Files;
 import java.nio.file.LinkOption;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
-import java.nio.file.StandardOpenOption;
 
 /**
  * Folders that appear whole or not at all, and go in the same way: filled under a hidden temporary
@@ -57,7 +55,7 @@ public final class AtomicFolders {
         boolean done = false;
         try {
             contents.writeTo(partial);
-            force(partial);
+            AtomicFiles.forceFolder(partial);
             Files.move(partial, target, StandardCopyOption.ATOMIC_MOVE);
             done = true;
         } finally {
@@ -65,7 +63,7 @@ public final class AtomicFolders {
                 deleteTree(partial);
             }
         }
-        force(target.getParent());
+        AtomicFiles.forceFolder(target.getParent());
     }
 
     /**
@@ -110,13 +108,5 @@ public final class AtomicFolders {
             }
         }
         Files.deleteIfExists(root);
-    }
-
-    private static void force(Path folder) {
-        try (FileChannel channel = FileChannel.open(folder, StandardOpenOption.READ)) {
-            channel.force(true);
-        } catch (IOException e) {
-            // Some systems cannot force a folder; the rename itself has happened.
-        }
     }
 }

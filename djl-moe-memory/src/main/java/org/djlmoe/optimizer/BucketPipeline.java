@@ -81,7 +81,7 @@ final class BucketPipeline implements AutoCloseable {
         }
         if (!tier.isBackedByFiles() && (!staged || jobs.size() == 1)) {
             for (Job job : jobs) {
-                Fetched fetched = timed(fetchNanos, () -> fetch(job, 0, staged, device));
+                Fetched fetched = timed(fetchNanos, () -> fetch(job, 0, staged));
                 updated(update, job, fetched.state);
                 timed(writeNanos, () -> write(job, fetched));
             }
@@ -147,21 +147,23 @@ final class BucketPipeline implements AutoCloseable {
                     if (early != null) {
                         WorkerThread.await(early, "reading the optimizer's state");
                     }
-                    if (!staged && !tier.isInMemory(job.bucket.name)) {
+                    // Asked once: a page may be dropped between two questions.
+                    if (!device.isGpu() && !tier.isInMemory(job.bucket.name)) {
                         makeSlots(jobs, device);
+                        return timed(fetchNanos, () -> read(job, number % SLOTS));
                     }
-                    return timed(fetchNanos, () -> fetch(job, number % SLOTS, staged, device));
+                    return timed(fetchNanos, () -> fetch(job, number % SLOTS, staged));
                 });
     }
 
-    private Fetched fetch(Job job, int slot, boolean staged, Device device) {
-        String name = job.bucket.name;
+    private Fetched read(Job job, int slot) {
+        tier.read(job.bucket.name, slots[slot]);
+        return new Fetched(inSlot(job.bucket.state, slot), Origin.READ);
+    }
+
+    private Fetched fetch(Job job, int slot, boolean staged) {
         AdamWKernels.State state = job.bucket.state;
-        if (!device.isGpu() && slots[slot] != null && !tier.isInMemory(name)) {
-            tier.read(name, slots[slot]);
-            return new Fetched(inSlot(state, slot), Origin.READ);
-        }
-        tier.readAhead(name);
+        tier.readAhead(job.bucket.name);
         if (!staged) {
             return new Fetched(state, Origin.IN_PLACE);
         }
@@ -245,7 +247,8 @@ final class BucketPipeline implements AutoCloseable {
         return TorchKernels.nothing();
     }
 
-    private NDArray replaced(NDArray old, Device device, long elements) {
+    /** The fetching thread makes slots while the calling one may make scratch. */
+    private synchronized NDArray replaced(NDArray old, Device device, long elements) {
         if (old != null) {
             old.close();
         }

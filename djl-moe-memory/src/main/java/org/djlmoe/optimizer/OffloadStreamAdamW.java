@@ -3,27 +3,20 @@ package org.djlmoe.optimizer;
 import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.metric.Metrics;
-import ai.djl.metric.Unit;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
-import ai.djl.training.Trainer;
 import ai.djl.training.listener.TrainingListener;
-import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
 import java.io.IOException;
 import java.lang.ref.Cleaner;
 import java.nio.file.Path;
-import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Set;
-import java.util.TreeMap;
 import java.util.function.Predicate;
 import java.util.function.Supplier;
 import org.djlmoe.autograd.GradMode;
@@ -97,6 +90,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     private final NonFinitePolicy nonFinite;
     private final ParameterGroups groups;
     private final Supplier<Block> block;
+    private final GradientSequence sequence;
     private final AdamWKernels kernels;
     private final StateBuckets buckets;
     private final BucketPipeline pipeline;
@@ -105,18 +99,9 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     private final Cleaner.Cleanable cleanable;
     private boolean closed;
 
-    /** Paths by DJL's ids, learned from the block at the first id that is not in it. */
-    private final Map<String, String> paths = new HashMap<>();
-
-    /** Under DJL's trainer: the ids of the current step that are still to come, or have been. */
-    private final Set<String> pending = new HashSet<>();
-
-    private final Set<String> seen = new HashSet<>();
-
     private Decision decision;
     private final int begin;
     private int updates;
-    private boolean namedById;
     private long skipped;
     private double globalNorm = Double.NaN;
 
@@ -136,6 +121,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         nonFinite = builder.nonFinite;
         groups = builder.groups;
         block = builder.block;
+        sequence = new GradientSequence(block);
         begin = builder.begin;
         this.kernels = kernels;
         Tier tier = builder.tier;
@@ -205,17 +191,20 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     public void update(String parameterId, NDArray weight, NDArray gradient) {
         requireOpen();
         try (GradMode off = GradMode.off()) {
-            String path = path(parameterId);
+            String path = sequence.path(parameterId);
             check(path, weight, gradient);
             if (isMadeUp(weight, gradient)) {
                 return;
             }
-            if (block == null) {
-                namedById = true;
-                beginWithoutBlock(parameterId, path, gradient);
-            } else {
-                beginWithBlock(parameterId, path, gradient);
+            if (block == null && needsAllGradients()) {
+                throw new IllegalStateException(
+                        "optClipNorm and optNonFinite look at all gradients of a step, but this"
+                                + " trainer hands over one at a time ("
+                                + path
+                                + "): give the optimizer the model with optModel(model) or"
+                                + " optBlock(block), or train with BoundedTrainer");
             }
+            sequence.next(parameterId, path, gradient, this::decide);
             if (!decision.skip) {
                 apply(List.of(new Slot(parameterId, path, weight, gradient)));
             }
@@ -233,53 +222,6 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         try (NDArray real = Gradients.of(weight)) {
             return real == null && kernels.isZero(gradient);
         }
-    }
-
-    /** A repeated id starts a step. */
-    private void beginWithoutBlock(String id, String path, NDArray gradient) {
-        if (needsAllGradients()) {
-            throw new IllegalStateException(
-                    "optClipNorm and optNonFinite look at all gradients of a step, but this trainer"
-                            + " hands over one at a time ("
-                            + path
-                            + "): give the optimizer the model with optModel(model) or"
-                            + " optBlock(block), or train with BoundedTrainer");
-        }
-        if (decision == null || seen.contains(id)) {
-            seen.clear();
-            decide(Map.of(path, gradient));
-        }
-        seen.add(id);
-    }
-
-    /** An id that is not expected (any more) starts a step. */
-    private void beginWithBlock(String id, String path, NDArray gradient) {
-        if (pending.remove(id)) {
-            return;
-        }
-        pending.clear();
-        Map<String, NDArray> gradients = new LinkedHashMap<>();
-        Map<String, NDArray> handles = new LinkedHashMap<>();
-        Set<String> expected = new HashSet<>();
-        try {
-            ParameterPaths.of(block.get())
-                    .forEach(
-                            (name, parameter) -> {
-                                NDArray handle = Gradients.of(parameter);
-                                if (handle != null) {
-                                    handles.put(name, handle);
-                                    expected.add(parameter.getId());
-                                }
-                            });
-            gradients.putAll(handles);
-            // What is handed over counts, also where it is not the array that PyTorch keeps.
-            gradients.put(path, gradient);
-            decide(gradients);
-        } finally {
-            handles.values().forEach(NDArray::close);
-        }
-        pending.addAll(expected);
-        pending.remove(id);
     }
 
     private boolean needsAllGradients() {
@@ -334,36 +276,16 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         return clipValue > 0 ? clipValue / Math.abs(rescaleGrad) : 0;
     }
 
-    /** Slabs of one bucket that are updated alike. */
-    private record Group(double learningRate, double decay, boolean idle) {}
-
-    /** A run of elements of one parameter, all with the same count of updates. */
-    private record Run(Slot slot, long start, long offset, long length, long step) {}
-
-    /** What is to be done in one bucket. */
-    private static final class Work {
-
-        final Map<Group, List<Run>> groups = new LinkedHashMap<>();
-        long first = Long.MAX_VALUE;
-        long last;
-
-        void add(Group group, Run run) {
-            groups.computeIfAbsent(group, k -> new ArrayList<>()).add(run);
-            first = Math.min(first, run.offset);
-            last = Math.max(last, run.offset + run.length);
-        }
-    }
-
     private void apply(List<Slot> parameters) {
         Map<String, Need> needs = new LinkedHashMap<>();
-        Map<String, Slot> slots = new HashMap<>();
+        Map<String, Slot> slots = new LinkedHashMap<>();
         for (Slot slot : parameters) {
             boolean half = kernels.precision(slot.weight()) == Precision.HALF;
             needs.put(slot.path(), new Need(slot.weight().getShape(), half));
             slots.put(slot.path(), slot);
         }
         // Asked for everything that can go wrong before anything changes.
-        Map<String, Group> groupOf = new HashMap<>();
+        Map<String, UpdatePlan.Group> groupOf = new HashMap<>();
         needs.forEach(
                 (path, need) -> {
                     groupOf.put(path, group(path, need.shape().dimension()));
@@ -374,41 +296,20 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                 fillMaster(path, slots.get(path).weight());
             }
         }
-        TreeMap<Integer, Work> work = new TreeMap<>();
-        for (String path : needs.keySet()) {
-            StateBuckets.Entry entry = buckets.entries().get(path);
-            boolean[] active = count(path, entry);
-            for (Place place : entry.places) {
-                Slab slab = buckets.bucket(place.bucket()).slabs.get(place.index());
-                Work here = work.computeIfAbsent(place.bucket(), k -> new Work());
-                cut(slab, entry, active, groupOf.get(path), slots.get(path), here);
-            }
+        UpdatePlan plan = new UpdatePlan(buckets, idle == IdleExperts.DECAY);
+        slots.forEach(
+                (path, slot) -> plan.add(slot, groupOf.get(path), decision.expertLoad.get(path)));
+        if (!plan.isEmpty()) {
+            Device device = parameters.get(0).weight().getDevice();
+            pipeline.run(
+                    plan.jobs(),
+                    plan.following(),
+                    device,
+                    (job, state) ->
+                            plan.slabs(job.bucket())
+                                    .forEach(
+                                            (group, slabs) -> update(group, slabs, state, device)));
         }
-        work.values().removeIf(here -> here.groups.isEmpty());
-        if (!work.isEmpty()) {
-            run(work, parameters.get(0).weight().getDevice());
-        }
-    }
-
-    private void run(TreeMap<Integer, Work> work, Device device) {
-        List<BucketPipeline.Job> jobs = new ArrayList<>();
-        Map<StateBuckets.Bucket, Work> byBucket = new HashMap<>();
-        work.forEach(
-                (number, here) -> {
-                    StateBuckets.Bucket bucket = buckets.bucket(number);
-                    byBucket.put(bucket, here);
-                    jobs.add(new BucketPipeline.Job(bucket, here.first, here.last));
-                });
-        // DJL's trainer asks for one parameter at a time, in the same order each step.
-        int following = (work.lastKey() + 1) % buckets.count();
-        pipeline.run(
-                jobs,
-                work.containsKey(following) ? null : buckets.bucket(following),
-                device,
-                (job, state) ->
-                        byBucket.get(job.bucket())
-                                .groups
-                                .forEach((group, runs) -> update(group, runs, state, device)));
     }
 
     private void fillMaster(String path, NDArray weight) {
@@ -437,110 +338,40 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         }
     }
 
-    /** Counts an update of all experts that had tokens, and returns which those are. */
-    private boolean[] count(String path, StateBuckets.Entry entry) {
-        long[] tokens = decision.expertLoad.get(path);
-        if (tokens != null) {
-            entry.countByExpert(tokens.length);
-        }
-        long[] steps = entry.steps();
-        boolean[] active = new boolean[steps.length];
-        for (int i = 0; i < steps.length; i++) {
-            active[i] = tokens == null || tokens[i] > 0;
-            steps[i] += active[i] ? 1 : 0;
-        }
-        return active;
-    }
-
-    /** Cuts a slab at the borders of experts, as far as they are to be updated differently. */
-    private void cut(
-            Slab slab,
-            StateBuckets.Entry entry,
-            boolean[] active,
-            Group group,
-            Slot slot,
-            Work work) {
-        long[] steps = entry.steps();
-        long unit = entry.shape.size() / steps.length;
-        long end = slab.start() + slab.length();
-        for (long at = slab.start(); at < end; ) {
-            int expert = (int) (at / unit);
-            int next = expert + 1;
-            while (next < steps.length
-                    && active[next] == active[expert]
-                    && (steps[next] == steps[expert] || !active[expert])) {
-                next++;
-            }
-            long stop = Math.min(end, next * unit);
-            Run run =
-                    new Run(slot, at, slab.offset() + at - slab.start(), stop - at, steps[expert]);
-            if (active[expert]) {
-                work.add(group, run);
-            } else if (idle == IdleExperts.DECAY && group.decay > 0) {
-                work.add(new Group(group.learningRate, group.decay, true), run);
-            }
-            at = stop;
-        }
-    }
-
-    private Group group(String path, int rank) {
+    private UpdatePlan.Group group(String path, int rank) {
         double rate = learningRate.getNewValue(path, decision.number) * groups.multiplier(path);
         if (!Double.isFinite(rate)) {
             throw new IllegalArgumentException(
                     "The learning rate of " + path + " is " + rate + " at update " + updates);
         }
-        return new Group(rate, groups.decay(path, rank, decay), false);
+        return new UpdatePlan.Group(rate, groups.decay(path, rank, decay), false);
     }
 
-    private void update(Group group, List<Run> runs, AdamWKernels.State state, Device device) {
-        int n = runs.size();
-        List<NDArray> weights = new ArrayList<>(n);
-        List<NDArray> gradients = new ArrayList<>(n);
-        long[] start = new long[n];
-        long[] offset = new long[n];
-        long[] length = new long[n];
-        long[] step = new long[n];
-        boolean half = false;
-        for (int i = 0; i < n; i++) {
-            Run run = runs.get(i);
-            weights.add(run.slot.weight());
-            gradients.add(run.slot.gradient());
-            start[i] = run.start;
-            offset[i] = run.offset;
-            length[i] = run.length;
-            step[i] = run.step;
-            half |= state.master() && kernels.precision(run.slot.gradient()) == Precision.HALF;
-        }
-        AdamWKernels.Slabs slabs =
-                new AdamWKernels.Slabs(weights, gradients, start, offset, length, step);
-        if (group.idle) {
-            kernels.shrink(slabs, state, 1 - group.learningRate * group.decay);
+    private void update(
+            UpdatePlan.Group group,
+            AdamWKernels.Slabs slabs,
+            AdamWKernels.State state,
+            Device device) {
+        if (group.idle()) {
+            kernels.shrink(slabs, state, 1 - group.learningRate() * group.decay());
             return;
         }
+        boolean half =
+                state.master()
+                        && slabs.gradients().stream()
+                                .anyMatch(g -> kernels.precision(g) == Precision.HALF);
         kernels.update(
                 slabs,
                 state,
                 half ? pipeline.scratch(state.elements(), device) : BucketPipeline.noScratch(),
                 new AdamWKernels.Rule(
-                        group.learningRate,
+                        group.learningRate(),
                         beta1,
                         beta2,
                         epsilon,
-                        group.decay,
+                        group.decay(),
                         unscaledLimit(),
                         decision.divisor));
-    }
-
-    private String path(String id) {
-        if (block == null) {
-            return id;
-        }
-        if (!paths.containsKey(id)) {
-            ParameterPaths.of(block.get())
-                    .forEach((path, parameter) -> paths.put(parameter.getId(), path));
-            paths.putIfAbsent(id, id);
-        }
-        return paths.get(id);
     }
 
     private static void checkDevices(List<Slot> parameters) {
@@ -613,7 +444,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      */
     public void save(Path file) throws IOException {
         AdamWState from = state();
-        if (namedById) {
+        if (sequence.isNamedById()) {
             throw new IllegalStateException(
                     "DJL's trainer names parameters by numbers that are others in every process, so"
                             + " their state cannot be found again: give the optimizer the model with"
@@ -687,8 +518,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             updates = loaded.updates();
             skipped = loaded.skipped();
             decision = null;
-            pending.clear();
-            seen.clear();
+            sequence.restart();
             StateReport report = loaded.report();
             if (report.isComplete()) {
                 LOGGER.info("{}", report);
@@ -761,37 +591,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @return the listener, for one trainer
      */
     public TrainingListener metricsListener() {
-        return new TrainingListenerAdapter() {
-
-            private int reported = updates;
-
-            @Override
-            public void onTrainingBatch(Trainer trainer, BatchData batchData) {
-                report(trainer);
-            }
-
-            @Override
-            public void onEpoch(Trainer trainer) {
-                report(trainer);
-            }
-
-            private void report(Trainer trainer) {
-                Metrics metrics = trainer.getMetrics();
-                if (metrics == null || reported == updates) {
-                    return;
-                }
-                reported = updates;
-                OptimizerStatistics step = lastStep();
-                add(metrics, "optimizer-fetch", step.fetchSeconds());
-                add(metrics, "optimizer-update", step.updateSeconds());
-                add(metrics, "optimizer-write-back", step.writeBackSeconds());
-                add(metrics, "optimizer-stall", step.stallSeconds());
-            }
-
-            private void add(Metrics metrics, String name, double seconds) {
-                metrics.addMetric(name, seconds * 1000, Unit.MILLISECONDS);
-            }
-        };
+        return new OptimizerMetrics(this);
     }
 
     /**

@@ -20,11 +20,13 @@ final class StateBuckets {
     /** One array in the tier: the parts of the state one after the other. */
     static final class Bucket {
 
+        final int number;
         final String name;
         final List<Slab> slabs;
         final AdamWKernels.State state;
 
-        Bucket(String name, List<Slab> slabs, AdamWKernels.State state) {
+        Bucket(int number, String name, List<Slab> slabs, AdamWKernels.State state) {
+            this.number = number;
             this.name = name;
             this.slabs = slabs;
             this.state = state;
@@ -157,7 +159,7 @@ final class StateBuckets {
         long size = last.offset() + last.length();
         String name = String.format("bucket%06d", number);
         NDArray array = tier.allocate(name, (master ? 3 : 2) * size);
-        return new Bucket(name, slabs, new AdamWKernels.State(array, size, master));
+        return new Bucket(number, name, slabs, new AdamWKernels.State(array, size, master));
     }
 
     Map<String, Entry> entries() {

@@ -154,9 +154,10 @@ public final class FileExpertStore implements ExpertStore {
             Path checkpoint, MoeConfig config, Packing packing, Path file, Reads reads)
             throws IOException {
         if (Files.exists(file)) {
+            ExpertLayout layout = packing.layout(config);
+            String source = sourceOf(checkpoint);
             FileExpertStore store = open(file, reads);
-            if (store.layout.equals(packing.layout(config))
-                    && sourceOf(checkpoint).equals(store.reader.metadata().get(SOURCE))) {
+            if (store.layout.equals(layout) && source.equals(store.reader.metadata().get(SOURCE))) {
                 return store;
             }
             store.close();
@@ -308,11 +309,11 @@ public final class FileExpertStore implements ExpertStore {
             }
             try {
                 int block = (int) Files.getFileStore(file).getBlockSize();
-                FileChannel channel =
-                        FileChannel.open(file, StandardOpenOption.READ, ExtendedOpenOption.DIRECT);
                 ByteBuffer blocks =
                         ByteBuffer.allocateDirect(Math.addExact(recordBytes, 4 * block))
                                 .alignedSlice(block);
+                FileChannel channel =
+                        FileChannel.open(file, StandardOpenOption.READ, ExtendedOpenOption.DIRECT);
                 return new DirectReads(file, channel, block, dataStart, blocks);
             } catch (UnsupportedOperationException | IOException e) {
                 throw new IOException(

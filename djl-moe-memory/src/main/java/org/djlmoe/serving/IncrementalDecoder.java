@@ -115,7 +115,13 @@ public final class IncrementalDecoder implements AutoCloseable {
      * @throws IllegalArgumentException if the experts have adapters: merge them first
      */
     public static IncrementalDecoder of(MoeDecoder decoder) {
-        return of(decoder, ResidentExperts.of(decoder));
+        ResidentExperts experts = ResidentExperts.of(decoder);
+        try {
+            return of(decoder, experts);
+        } catch (RuntimeException e) {
+            experts.close();
+            throw e;
+        }
     }
 
     /**
@@ -126,8 +132,13 @@ public final class IncrementalDecoder implements AutoCloseable {
      * @return the decoder; closing it leaves the model as it is
      */
     public static IncrementalDecoder of(MoeDecoder decoder, ServedExperts experts) {
-        return new IncrementalDecoder(
-                NDManager.newBaseManager(Device.cpu(), "PyTorch"), decoder, experts);
+        NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+        try {
+            return new IncrementalDecoder(manager, decoder, experts);
+        } catch (RuntimeException e) {
+            manager.close();
+            throw e;
+        }
     }
 
     /**

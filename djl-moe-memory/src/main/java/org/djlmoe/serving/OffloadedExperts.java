@@ -28,7 +28,8 @@ import org.djlmoe.routing.ExpertMask;
  * policy; if the token wants it, it becomes the miss's load.
  *
  * <p>One thread uses it, with one {@link IncrementalDecoder}. Slots are in the CPU's memory. After
- * a failed load nothing more can be computed: close it and make a new one.
+ * a failed load, or a step that ended between a layer's routing and its experts, nothing more can
+ * be computed: close it and make a new one.
  *
  * <p>Do not use it where all experts fit: {@link ResidentExperts} has no waiting at all.
  */
@@ -48,14 +49,12 @@ public final class OffloadedExperts extends ServedExperts {
     private final int maxSpeculative;
     private final List<Speculation> speculations = new ArrayList<>();
 
-    private ExpertTraffic prompt = ExpertTraffic.NONE;
-    private ExpertTraffic decode = ExpertTraffic.NONE;
     private RuntimeException broken;
     private boolean closed;
 
     // Between begin and compute.
+    private boolean begun;
     private int layer;
-    private boolean decoding;
     private Routes routes;
     private int[] resident;
     private int[] missing;
@@ -129,8 +128,13 @@ public final class OffloadedExperts extends ServedExperts {
     @Override
     void begin(int layer, long[] ids, boolean decoding) {
         requireUsable();
+        if (begun) {
+            broken = new IllegalStateException("A layer was begun and never computed");
+            requireUsable();
+        }
+        begun = true;
         this.layer = layer;
-        this.decoding = decoding;
+        countAs(decoding);
         long misses = hear(layer, ids);
         routes = new Routes(ids, layout.experts());
         dropUnused(layer);
@@ -302,6 +306,7 @@ public final class OffloadedExperts extends ServedExperts {
                 count(new ExpertTraffic(0, 0, 0, 0, 0, 0, 0, waited, read));
                 run(missing[i], h, out);
             }
+            begun = false;
         } catch (RuntimeException e) {
             broken = e;
             throw e;
@@ -317,34 +322,16 @@ public final class OffloadedExperts extends ServedExperts {
         }
     }
 
-    private void count(ExpertTraffic more) {
-        if (decoding) {
-            decode = decode.plus(more);
-        } else {
-            prompt = prompt.plus(more);
-        }
-    }
-
     private void requireUsable() {
         if (closed) {
             throw new IllegalStateException("The experts are closed");
         }
         if (broken != null) {
             throw new IllegalStateException(
-                    "A load has failed before, so that the slots are no longer what the cache says:"
-                            + " close these experts and make new ones",
+                    "A load or a step has failed before, so that the slots are no longer what the"
+                            + " cache says: close these experts and make new ones",
                     broken);
         }
-    }
-
-    @Override
-    public ExpertTraffic decodeTraffic() {
-        return decode;
-    }
-
-    @Override
-    public ExpertTraffic promptTraffic() {
-        return prompt;
     }
 
     @Override
@@ -399,7 +386,7 @@ public final class OffloadedExperts extends ServedExperts {
         private EvictionPolicy.Type policy = EvictionPolicy.Type.LFU_LIFETIME;
         private EvictionPolicy.Admission admission = EvictionPolicy.Admission.ALWAYS;
         private Prefetch prefetch = Prefetch.OFF;
-        private double gamma = 0.95;
+        private double gamma = EvictionPolicy.DEFAULT_GAMMA;
         private ExpertMask fixed;
         private long seed;
 

@@ -55,12 +55,16 @@ final class PageCache implements AutoCloseable {
             return null;
         }
         PageCache cache = new PageCache(file, c, descriptor);
-        // Some file systems take the advice and keep the pages.
-        if (!cache.drop() || cache.holdsSome()) {
-            cache.close();
-            return null;
+        boolean works = false;
+        try {
+            // Some file systems take the advice and keep the pages.
+            works = cache.drop() && !cache.holdsSome();
+        } finally {
+            if (!works) {
+                cache.close();
+            }
         }
-        return cache;
+        return works ? cache : null;
     }
 
     /** Drops all clean pages of the file; returns whether the system took the advice. */

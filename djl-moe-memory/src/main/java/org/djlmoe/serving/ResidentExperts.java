@@ -22,8 +22,6 @@ public final class ResidentExperts extends ServedExperts {
     private int topK;
     private int layer;
     private Routes routes;
-    private ExpertTraffic prompt = ExpertTraffic.NONE;
-    private ExpertTraffic decode = ExpertTraffic.NONE;
 
     private ResidentExperts(
             int layers, int experts, int hidden, int inner, long bytes, Runnable memory) {
@@ -131,12 +129,8 @@ public final class ResidentExperts extends ServedExperts {
         this.layer = layer;
         routes = new Routes(ids, experts);
         int tokens = layer == 0 ? ids.length / topK : 0;
-        ExpertTraffic more = new ExpertTraffic(tokens, ids.length, 0, 0, 0, 0, 0, 0, 0);
-        if (decoding) {
-            decode = decode.plus(more);
-        } else {
-            prompt = prompt.plus(more);
-        }
+        countAs(decoding);
+        count(new ExpertTraffic(tokens, ids.length, 0, 0, 0, 0, 0, 0, 0));
     }
 
     @Override
@@ -154,16 +148,6 @@ public final class ResidentExperts extends ServedExperts {
         for (int e : routes.experts()) {
             DecodeKernels.expert(h, gateUp[layer][e], down[layer][e], routes.of(e), topK, out);
         }
-    }
-
-    @Override
-    public ExpertTraffic decodeTraffic() {
-        return decode;
-    }
-
-    @Override
-    public ExpertTraffic promptTraffic() {
-        return prompt;
     }
 
     @Override

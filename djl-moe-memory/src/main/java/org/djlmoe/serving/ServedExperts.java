@@ -11,7 +11,24 @@ import org.djlmoe.model.MoeConfig;
 public abstract sealed class ServedExperts implements AutoCloseable
         permits ResidentExperts, OffloadedExperts {
 
+    private boolean decoding;
+    private ExpertTraffic prompt = ExpertTraffic.NONE;
+    private ExpertTraffic decode = ExpertTraffic.NONE;
+
     ServedExperts() {}
+
+    /** Says whether what is counted from now on is that of generated tokens, or of a prompt. */
+    final void countAs(boolean generated) {
+        decoding = generated;
+    }
+
+    final void count(ExpertTraffic more) {
+        if (decoding) {
+            decode = decode.plus(more);
+        } else {
+            prompt = prompt.plus(more);
+        }
+    }
 
     /** Fails unless these are the experts of a model. */
     abstract void requireFor(MoeConfig config);
@@ -44,14 +61,18 @@ public abstract sealed class ServedExperts implements AutoCloseable
      *
      * @return the traffic while decoding
      */
-    public abstract ExpertTraffic decodeTraffic();
+    public final ExpertTraffic decodeTraffic() {
+        return decode;
+    }
 
     /**
      * Returns what prompts have asked for so far.
      *
      * @return the traffic while reading prompts
      */
-    public abstract ExpertTraffic promptTraffic();
+    public final ExpertTraffic promptTraffic() {
+        return prompt;
+    }
 
     /**
      * Returns the fast memory that experts take.

@@ -19,7 +19,6 @@ final class PageAdvice {
     private static final int WILL_NEED = 3;
     private static final int PAGE_OUT = 21;
     private static final int POPULATE_WRITE = 23;
-    private static final long PAGE = 4096;
 
     /** Pages are asked for in pieces, since Linux cuts a larger request short. */
     private static final long PIECE = 1L << 20;
@@ -32,9 +31,14 @@ final class PageAdvice {
         int madvise(Pointer address, NativeLong length, int advice);
 
         int mincore(Pointer address, NativeLong length, byte[] pages);
+
+        int getpagesize();
     }
 
     private static final LibC LIB_C = load();
+
+    /** 4 KiB on most machines, up to 64 KiB on some. */
+    private static final long PAGE = LIB_C == null ? 1 : LIB_C.getpagesize();
 
     private final Pointer address;
     private final long bytes;

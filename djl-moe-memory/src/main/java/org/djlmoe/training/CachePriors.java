@@ -27,9 +27,6 @@ import org.djlmoe.routing.TokenSelector;
  */
 public final class CachePriors implements AutoCloseable {
 
-    /** The discount of the discounted policy, as a replay has it by default. */
-    private static final double GAMMA = 0.95;
-
     private final List<MoeBlock> layers;
     private final List<TokenSelector> before = new ArrayList<>();
     private final List<CachePrior> priors;
@@ -82,7 +79,7 @@ public final class CachePriors implements AutoCloseable {
                             EvictionPolicy.of(
                                     policy,
                                     experts,
-                                    GAMMA,
+                                    EvictionPolicy.DEFAULT_GAMMA,
                                     null,
                                     EvictionPolicy.layerSeed(0, l, 0)),
                             EvictionPolicy.Admission.ALWAYS);

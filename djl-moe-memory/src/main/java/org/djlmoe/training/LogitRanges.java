@@ -4,6 +4,7 @@ import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.function.Consumer;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.routing.SelectionPrior;
@@ -29,6 +30,8 @@ public final class LogitRanges {
     public static List<Double> measure(LanguageModel model, Iterable<TokenBatch> text) {
         List<MoeBlock> layers = model.decoder().moeBlocks();
         double[] sums = new double[layers.size()];
+        List<Consumer<NDArray>> before =
+                layers.stream().map(layer -> layer.router().logitObserver()).toList();
         long tokens = 0;
         try {
             for (int l = 0; l < sums.length; l++) {
@@ -42,7 +45,9 @@ public final class LogitRanges {
                 tokens += (long) batch.batchSize() * batch.sequenceLength();
             }
         } finally {
-            layers.forEach(layer -> layer.router().setLogitObserver(null));
+            for (int l = 0; l < sums.length; l++) {
+                layers.get(l).router().setLogitObserver(before.get(l));
+            }
         }
         if (tokens == 0) {
             throw new IllegalArgumentException("The text to measure logit ranges on is empty");

@@ -1,6 +1,7 @@
 package org.djlmoe.training;
 
 import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
 import com.google.gson.JsonParseException;
 import java.io.IOException;
 import java.nio.file.DirectoryStream;
@@ -38,6 +39,11 @@ public final class TrainingCheckpoints {
 
     private static final String STATE_FILE = "training_state.json";
     private static final String FORMAT = "djl-moe-training-1";
+
+    /** A loss may be NaN, and a run whose optimizer leaves such steps out goes on. */
+    private static final Gson GSON =
+            new GsonBuilder().serializeSpecialFloatingPointValues().create();
+
     private static final Pattern NAME = Pattern.compile("checkpoint-(\\d{6,18})-step-(\\d+)");
 
     private final Path folder;
@@ -98,7 +104,7 @@ public final class TrainingCheckpoints {
         optimizer.save(target.resolve(TrainingCheckpoint.OPTIMIZER_FILE));
         StateJson json =
                 new StateJson(FORMAT, state.step(), state.seed(), state.settings(), state.losses());
-        AtomicFiles.writeString(target.resolve(STATE_FILE), new Gson().toJson(json));
+        AtomicFiles.writeString(target.resolve(STATE_FILE), GSON.toJson(json));
     }
 
     /**
@@ -141,7 +147,7 @@ public final class TrainingCheckpoints {
     private static TrainingCheckpoint read(Path checkpoint) throws IOException {
         Path file = checkpoint.resolve(STATE_FILE);
         try {
-            StateJson json = new Gson().fromJson(Files.readString(file), StateJson.class);
+            StateJson json = GSON.fromJson(Files.readString(file), StateJson.class);
             if (json == null || !FORMAT.equals(json.format)) {
                 throw new CheckpointException(file + ": is not marked as " + FORMAT);
             }

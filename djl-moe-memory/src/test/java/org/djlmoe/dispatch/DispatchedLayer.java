@@ -111,7 +111,7 @@ final class DispatchedLayer {
     }
 
     int first(int rank) {
-        return LentExperts.firstExpert(rank, ranks, experts);
+        return DispatchPlan.firstExpert(rank, ranks, experts);
     }
 
     List<NDArray> weights(NDManager manager, int rank) {

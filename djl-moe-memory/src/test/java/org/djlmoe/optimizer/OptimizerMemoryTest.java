@@ -3,13 +3,12 @@ package org.djlmoe.optimizer;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.concurrent.TimeUnit;
+import java.util.Map;
+import org.djlmoe.testing.MeasuredJvm;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledOnOs;
 import org.junit.jupiter.api.condition.OS;
@@ -56,37 +55,11 @@ class OptimizerMemoryTest {
     }
 
     private long[] run(Class<?> main, String... options) throws Exception {
-        List<String> command =
-                new ArrayList<>(
-                        List.of(
-                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
-                                "-Xms64m",
-                                "-Xmx64m",
-                                "-XX:+UseSerialGC",
-                                "-XX:TieredStopAtLevel=1",
-                                "-XX:+AlwaysPreTouch",
-                                "-cp",
-                                System.getProperty("java.class.path"),
-                                main.getName()));
-        command.addAll(List.of(options));
-        command.add(folder.toString());
-        ProcessBuilder builder = new ProcessBuilder(command);
-        builder.environment().put("MALLOC_MMAP_THRESHOLD_", "1048576");
-        builder.environment().put("MALLOC_ARENA_MAX", "1");
-        builder.environment().remove("MALLOC_TRIM_THRESHOLD_");
-        Path out = folder.resolve("out.txt");
-        Path err = folder.resolve("err.txt");
-        builder.redirectOutput(out.toFile());
-        builder.redirectError(err.toFile());
-        Process process = builder.start();
-        try {
-            boolean ended = process.waitFor(5, TimeUnit.MINUTES);
-            String text = Files.readString(out, StandardCharsets.UTF_8);
-            String errors = Files.readString(err, StandardCharsets.UTF_8);
-            assertTrue(ended && process.exitValue() == 0, text + errors);
-            return Arrays.stream(text.strip().split(" +")).mapToLong(Long::parseLong).toArray();
-        } finally {
-            process.destroyForcibly();
-        }
+        List<String> arguments = new ArrayList<>(List.of(options));
+        arguments.add(folder.toString());
+        String text =
+                MeasuredJvm.run(
+                        folder, List.of("-XX:TieredStopAtLevel=1"), Map.of(), main, arguments);
+        return Arrays.stream(text.split(" +")).mapToLong(Long::parseLong).toArray();
     }
 }

@@ -518,6 +518,25 @@ class OffloadedExpertsTest {
         assertTrue(e.getMessage().contains(part), e.getMessage());
     }
 
+    /** A load that nobody waited for may still be filling the slot that its expert has. */
+    @Test
+    void begin_layerBeforeNeverComputed_refused() throws IOException {
+        try (FileExpertStore store = FileExpertStore.open(packed, FileExpertStore.Reads.CACHED);
+                OffloadedExperts experts =
+                        OffloadedExperts.builder()
+                                .setStore(store)
+                                .setTopK(ServedModel.TOP_K)
+                                .setCapacity(4)
+                                .build()) {
+            experts.begin(0, new long[] {0, 1}, true);
+            IllegalStateException e =
+                    assertThrows(
+                            IllegalStateException.class,
+                            () -> experts.begin(0, new long[] {0, 1}, true));
+            assertTrue(e.getCause().getMessage().contains("never computed"), e.toString());
+        }
+    }
+
     @Test
     void close_whileLoadsWait_endsTheLoaderThread() throws IOException {
         try (HostExpertStore store = HostExpertStore.load(folder, CONFIG, Packing.EXACT)) {

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -18,6 +19,7 @@ import ai.djl.training.ParameterStore;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
+import java.util.function.Consumer;
 import org.djlmoe.autograd.GradMode;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.cache.ExpertTrace;
@@ -186,6 +188,17 @@ class CachePriorsTest {
             assertArrayEquals(plain.get(0).toLongArray(), chosen.get(0).toLongArray());
             assertEquals(DataType.INT64, chosen.get(0).getDataType());
             assertArrayEquals(plain.get(1).toFloatArray(), chosen.get(1).toFloatArray(), 1e-6f);
+        }
+    }
+
+    @Test
+    void measure_someoneWatchesTheLogits_watchesOnAfterwards() {
+        try (LanguageModel model = model()) {
+            Consumer<NDArray> watcher = logits -> {};
+            model.decoder().moeBlocks().get(0).router().setLogitObserver(watcher);
+            LogitRanges.measure(model, text());
+            assertSame(watcher, model.decoder().moeBlocks().get(0).router().logitObserver());
+            assertNull(model.decoder().moeBlocks().get(1).router().logitObserver());
         }
     }
 

@@ -153,6 +153,21 @@ class TrainingCheckpointsTest {
         }
     }
 
+    /**
+     * A step with a NaN is left out by the optimizer, and must not end the run at its next save.
+     */
+    @Test
+    void save_lossIsNotANumber_comesBack() throws IOException {
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder, 1);
+        float[] losses = {1, Float.NaN, Float.POSITIVE_INFINITY};
+        TrainingState state = new TrainingState(3, SEED, losses, SETTINGS);
+        try (Run run = new Run(Optional.empty())) {
+            run.train(1);
+            checkpoints.save(run.model, run.optimizer, state);
+        }
+        assertEquals(state, checkpoints.latest().orElseThrow().state());
+    }
+
     @Test
     void save_moreThanAreKept_oldestGoes() throws IOException {
         TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder.resolve("new"), 2);

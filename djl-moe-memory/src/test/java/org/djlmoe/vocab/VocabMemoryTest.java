@@ -3,12 +3,11 @@ package org.djlmoe.vocab;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.List;
-import java.util.concurrent.TimeUnit;
+import java.util.Map;
+import org.djlmoe.testing.MeasuredJvm;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledOnOs;
 import org.junit.jupiter.api.condition.OS;
@@ -41,37 +40,14 @@ class VocabMemoryTest {
     }
 
     private double[] working() throws Exception {
-        ProcessBuilder builder =
-                new ProcessBuilder(
-                        List.of(
-                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
-                                "-Xms64m",
-                                "-Xmx64m",
-                                "-XX:+UseSerialGC",
-                                "-XX:+AlwaysPreTouch",
-                                "-cp",
-                                System.getProperty("java.class.path"),
-                                VocabMemoryRun.class.getName()));
-        builder.environment().put("MALLOC_MMAP_THRESHOLD_", "1048576");
-        builder.environment().put("MALLOC_ARENA_MAX", "1");
-        // Threads that wait for a busy machine's other core spin for minutes.
-        builder.environment().put("OMP_NUM_THREADS", "1");
-        builder.environment().remove("MALLOC_TRIM_THRESHOLD_");
-        Path out = folder.resolve("out.txt");
-        Path err = folder.resolve("err.txt");
-        builder.redirectOutput(out.toFile());
-        builder.redirectError(err.toFile());
-        Process process = builder.start();
-        try {
-            boolean ended = process.waitFor(5, TimeUnit.MINUTES);
-            String text = Files.readString(out, StandardCharsets.UTF_8);
-            String errors = Files.readString(err, StandardCharsets.UTF_8);
-            assertTrue(ended && process.exitValue() == 0, text + errors);
-            return Arrays.stream(text.strip().split(" +"))
-                    .mapToDouble(Double::parseDouble)
-                    .toArray();
-        } finally {
-            process.destroyForcibly();
-        }
+        String text =
+                MeasuredJvm.run(
+                        folder,
+                        List.of(),
+                        // Threads that wait for a busy machine's other core spin for minutes.
+                        Map.of("OMP_NUM_THREADS", "1"),
+                        VocabMemoryRun.class,
+                        List.of());
+        return Arrays.stream(text.split(" +")).mapToDouble(Double::parseDouble).toArray();
     }
 }

@@ -46,6 +46,7 @@ public final class ServedCheckpoint implements AutoCloseable {
         Path temporary = null;
         ExpertStore store = null;
         ServedExperts experts = null;
+        IncrementalDecoder decoder = null;
         try {
             if (settings.tier() == ServingSettings.Tier.HOST) {
                 store = HostExpertStore.load(folder, config, settings.packing());
@@ -59,18 +60,23 @@ public final class ServedCheckpoint implements AutoCloseable {
                 FileExpertStore.Reads reads =
                         settings.cold() ? FileExpertStore.Reads.COLD : FileExpertStore.Reads.CACHED;
                 store = FileExpertStore.openOrPack(folder, config, settings.packing(), file, reads);
+                if (temporary != null && unlinked(temporary)) {
+                    temporary = null;
+                }
             }
             experts =
                     settings.expertCache() == 0
                             ? ResidentExperts.load(store)
                             : offloaded(config, store, prior, settings);
-            IncrementalDecoder decoder = IncrementalDecoder.load(folder, experts);
+            decoder = IncrementalDecoder.load(folder, experts);
             if (prior != null) {
                 prior.apply(decoder.decoder());
             }
             return new ServedCheckpoint(store, temporary, decoder);
         } catch (IOException | RuntimeException e) {
-            if (experts != null) {
+            if (decoder != null) {
+                decoder.close();
+            } else if (experts != null) {
                 experts.close();
             }
             close(store, temporary);

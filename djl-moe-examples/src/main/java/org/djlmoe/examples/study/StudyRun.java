@@ -524,10 +524,7 @@ public final class StudyRun {
             double lambda,
             List<Double> ranges,
             boolean steered) {
-        if (!steered) {
-            return Evaluation.of(model, batches, t -> {});
-        }
-        try (CachePriors priors = steer(model, lambda, ranges)) {
+        try (CachePriors priors = steered ? steer(model, lambda, ranges) : null) {
             return Evaluation.of(model, batches, t -> {});
         }
     }
@@ -560,16 +557,11 @@ public final class StudyRun {
         done(otherRows() * settings.sequence());
         List<Figures.Task> tasks = List.of();
         if (asks) {
-            CachePriors priors = steered ? steer(model, lambda, ranges) : null;
-            try {
+            try (CachePriors priors = steered ? steer(model, lambda, ranges) : null) {
                 tasks =
                         ChoiceEvaluation.of(model, questions, 0, t -> {}).tasks().stream()
                                 .map(t -> new Figures.Task(t.task(), t.questions(), t.accuracy()))
                                 .toList();
-            } finally {
-                if (priors != null) {
-                    priors.close();
-                }
             }
             done(questionWork());
         }
