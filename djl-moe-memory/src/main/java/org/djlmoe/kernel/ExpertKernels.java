@@ -311,12 +311,10 @@ public final class ExpertKernels {
     }
 
     /**
-     * Adds that gradient for dropped experts: on every row of a chunk the best of them run to learn
-     * what they would have added, though they take no part in the output.
+     * Adds that gradient for dropped experts: on every row the best of them run to learn what they
+     * would have added, though they take no part in the output.
      *
      * @param x [N, H]
-     * @param start first row of the chunk
-     * @param step distance of its rows
      * @param g gradient of the output [N, H]
      * @param weights the layer's weights
      * @param settings the layer's settings
@@ -325,12 +323,11 @@ public final class ExpertKernels {
      * @param ids INT64 [N, topK] of the forward pass
      * @param combine [N, topK] of the forward pass
      * @param dcombine [N, topK] from {@link #backward}
+     * @param scratch of a backward pass, of any number of rows
      * @param sums F64 [E], added to
      */
     public static void excludedGradient(
             NDArray x,
-            int start,
-            int step,
             NDArray g,
             List<NDArray> weights,
             Settings settings,
@@ -339,12 +336,11 @@ public final class ExpertKernels {
             NDArray ids,
             NDArray combine,
             NDArray dcombine,
+            ExpertScratch scratch,
             NDArray sums) {
         KERNELS.run(
                 "excluded_gradient",
                 x,
-                start,
-                step,
                 g,
                 weights,
                 settings.eps(),
@@ -356,6 +352,9 @@ public final class ExpertKernels {
                 ids,
                 combine,
                 dcombine,
+                scratch.block(),
+                scratch.wide(),
+                scratch.half(),
                 sums);
     }
 

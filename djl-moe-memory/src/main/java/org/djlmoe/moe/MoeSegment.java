@@ -215,11 +215,12 @@ final class MoeSegment implements Segment {
             ExpertKernels.Selection selection =
                     new ExpertKernels.Selection(
                             context.get("bias"), false, 0, TorchKernels.nothing(), outside);
-            int chunks = block.chunks(x.getShape().get(0));
-            for (int i = 0; i < chunks; i++) {
+            long rows = block.chunkRows(x.getShape().get(0));
+            try (ExpertScratch scratch =
+                    ExpertScratch.backward(context.manager(), rows, settings.topK(), weights)) {
                 ExpertKernels.excludedGradient(
-                        x, i, chunks, g, weights, settings, selection, excluded, ids, combine,
-                        dcombine, sums);
+                        x, g, weights, settings, selection, excluded, ids, combine, dcombine,
+                        scratch, sums);
             }
         }
         ExpertKernels.maskLogitsGradient(sums, slopes, gradient);

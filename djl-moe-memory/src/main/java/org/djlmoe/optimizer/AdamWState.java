@@ -6,6 +6,7 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.djlmoe.optimizer.BucketLayout.Slab;
@@ -217,9 +218,9 @@ public final class AdamWState {
         transfer(path, start, master, Part.MASTER, false);
     }
 
-    /** Makes room for several parameters in common buckets. */
-    void reserve(Map<String, Need> parameters) {
-        buckets.ensure(parameters);
+    /** Makes room for groups of parameters, each in buckets of its own: for all or for none. */
+    void reserve(List<Map<String, Need>> groups) {
+        buckets.ensure(groups);
     }
 
     private void transfer(String path, long start, NDArray array, Part part, boolean out) {

@@ -98,29 +98,31 @@ final class StateBuckets {
      *     is needed, for one of them
      */
     List<String> ensure(Map<String, Need> parameters) {
-        Map<String, Long> plain = new LinkedHashMap<>();
-        Map<String, Long> mastered = new LinkedHashMap<>();
+        return ensure(List.of(parameters));
+    }
+
+    /** The same for several groups that share no bucket: room for all of them, or for none. */
+    List<String> ensure(List<Map<String, Need>> groups) {
         Map<String, Entry> added = new LinkedHashMap<>();
-        parameters.forEach(
-                (path, need) -> {
-                    Entry entry = entries.get(path);
-                    if (entry == null) {
-                        added.put(path, new Entry(need));
-                        (need.master ? mastered : plain).put(path, need.shape.size());
-                    } else {
-                        check(path, entry, need);
-                    }
-                });
-        if (added.isEmpty()) {
-            return List.of();
-        }
         List<Bucket> made = new ArrayList<>();
         try {
-            for (List<Slab> slabs : BucketLayout.pack(plain, bucketElements)) {
-                made.add(allocate(buckets.size() + made.size(), slabs, false));
-            }
-            for (List<Slab> slabs : BucketLayout.pack(mastered, bucketElements)) {
-                made.add(allocate(buckets.size() + made.size(), slabs, true));
+            for (Map<String, Need> group : groups) {
+                for (boolean master : new boolean[] {false, true}) {
+                    Map<String, Long> sizes = new LinkedHashMap<>();
+                    group.forEach(
+                            (path, need) -> {
+                                Entry entry = entries.get(path);
+                                if (entry != null) {
+                                    check(path, entry, need);
+                                } else if (need.master == master) {
+                                    added.put(path, new Entry(need));
+                                    sizes.put(path, need.shape.size());
+                                }
+                            });
+                    for (List<Slab> slabs : BucketLayout.pack(sizes, bucketElements)) {
+                        made.add(allocate(buckets.size() + made.size(), slabs, master));
+                    }
+                }
             }
         } catch (RuntimeException e) {
             made.forEach(bucket -> tier.free(bucket.name));

@@ -145,8 +145,7 @@ final class StateFile {
             removed.removeAll(targets.keySet());
 
             // State of frozen parameters stays out of the buckets that each step goes through.
-            state.reserve(inUse);
-            state.reserve(kept);
+            state.reserve(List.of(inUse, kept));
             try (Pieces pieces = new Pieces()) {
                 clearOthers(stored, targets, pieces, fillMaster);
                 for (Map<String, Need> needs : List.of(inUse, kept)) {

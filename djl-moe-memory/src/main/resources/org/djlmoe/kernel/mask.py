@@ -8,36 +8,41 @@ def mask_gradient(self, ids: Tensor, combine: Tensor, dcombine: Tensor, renormal
     sums.index_add_(0, ids.reshape(-1), (combine * dw).reshape(-1).to(dtype=7))
     return 0
 
-# The same for the `extra` best experts among those that bias [E] forbids with -inf, for the rows start, start + step, ...:
-# they run on their rows though they take no part in y, to learn what they would have added.
-def excluded_gradient(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], eps: float, scale: float, bias: Tensor, outside: Tensor, extra: int, renormalize: bool, ids: Tensor, combine: Tensor, dcombine: Tensor, sums: Tensor) -> int:
+# The same for the `extra` best experts among those that bias [E] forbids with -inf: they run on their rows though they
+# take no part in y, to learn what they would have added. Scratch as for experts_backward.
+def excluded_gradient(self, x: Tensor, g: Tensor, weights: List[Tensor], eps: float, scale: float, bias: Tensor, outside: Tensor, extra: int, renormalize: bool, ids: Tensor, combine: Tensor, dcombine: Tensor, block: int, wide: Tensor, half: Tensor, sums: Tensor) -> int:
+    hidden = x.size(1)
     experts = weights[2].size(0)
-    inner = weights[3].size(2)
-    gc = g[start::step]
-    h = self.rms_norm(x[start::step], weights[0], eps)
-    logits = torch.mm(h, weights[1].t())
-    s, ranked = torch.sort(logits.masked_fill(torch.isfinite(bias), -inf), stable=True, dim=-1, descending=True)
-    best = ranked[:, :extra].contiguous()
+    best = torch.empty([x.size(0), extra], dtype=4, device=x.device)
+    w = torch.empty([x.size(0), extra], dtype=x.dtype, device=x.device)
+    for first in range(0, x.size(0), block):
+        last = min(x.size(0), first + block)
+        h = self.norm_block(x[first:last], weights[0], eps, self.block_rows(wide, block, 0, last - first, hidden))
+        logits = torch.mm(h, weights[1].t())
+        s, ranked = torch.sort(logits.masked_fill(torch.isfinite(bias), -inf), stable=True, dim=-1, descending=True)
+        best[first:last].copy_(ranked[:, :extra])
+        # The weight that the expert would have with factor 1, the other weights as they are.
+        within = logits.gather(1, ids[first:last]) if renormalize else self.inside(logits, outside)
+        w[first:last].copy_(torch.exp(logits.gather(1, best[first:last]) - torch.logsumexp(within, 1, True)))
     order, counts = self.group_routes(best, experts)
-    rows = torch.floor_divide(order, extra)
-    sorted = torch.empty([order.size(0)], dtype=x.dtype, device=x.device)
+    token = torch.floor_divide(order, extra)
+    one = torch.ones([block, 1], dtype=x.dtype, device=x.device)
+    before = weights[3].size(2) * 5 + self.rank(weights)
+    grouped = torch.empty([order.size(0)], dtype=x.dtype, device=x.device)
     first = 0
     for e in range(experts):
-        last = first + counts[e]
-        if last > first:
-            r = rows[first:last]
-            gu = self.expert_project_plain(h.index_select(0, r), weights[2][e], weights[4], weights[5], e, scale)
-            act = torch.silu(gu[:, :inner]) * gu[:, inner:]
-            o = self.expert_project_plain(act, weights[3][e], weights[6], weights[7], e, scale)
-            sorted[first:last].copy_(o.mul_(gc.index_select(0, r)).sum(1))
-        first = last
-    dw = torch.empty_like(sorted).index_copy_(0, order, sorted).reshape([-1, extra])
-    # The weight that the expert would have with factor 1, the other weights as they are.
-    within = self.inside(logits, outside)
+        for a, b in self.pieces(first, counts[e], block):
+            rows = self.block_rows(wide, block, before, b - a, hidden)
+            torch.index_select(x, 0, token[a:b], out=rows)
+            self.norm_block(rows, weights[0], eps, rows)
+            self.block_forward(rows, one[:b - a], e, weights, scale, block, wide, half)
+            gs = self.block_rows(wide, block, before + hidden, b - a, hidden)
+            torch.index_select(g, 0, token[a:b], out=gs)
+            torch.sum(rows.mul_(gs), [1], out=grouped[a:b])
+        first += counts[e]
+    dw = torch.empty_like(grouped).index_copy_(0, order, grouped).reshape([-1, extra])
     if renormalize:
-        within = logits.gather(1, ids[start::step])
-        dw = dw - (combine[start::step] * dcombine[start::step]).sum(1, True)
-    w = torch.exp(logits.gather(1, best) - torch.logsumexp(within, 1, True))
+        dw = dw - (combine * dcombine).sum(1, True)
     sums.index_add_(0, best.reshape(-1), (w * dw).reshape(-1).to(dtype=7))
     return 0
 
