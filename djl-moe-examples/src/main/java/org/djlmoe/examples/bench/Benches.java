@@ -45,11 +45,11 @@ public final class Benches {
      * @return the cases
      */
     public static List<Case> dispatch() {
-        Case stock = new Case(DispatchWorkload.STOCK, StockDispatchWorkload.class, null);
+        Case stock = new Case(MoeLayerWorkload.STOCK, StockMoeLayerWorkload.class, null);
         return List.of(
                 stock,
-                new Case(DispatchWorkload.withChunks(1), DispatchWorkload.class, stock),
-                new Case(DispatchWorkload.PIPELINED, DispatchWorkload.class, stock));
+                new Case(MoeLayerWorkload.withChunks(1), MoeLayerWorkload.class, stock),
+                new Case(MoeLayerWorkload.PIPELINED, MoeLayerWorkload.class, stock));
     }
 
     /**
@@ -59,7 +59,7 @@ public final class Benches {
      * @return the case
      */
     public static Case dispatch(int chunks) {
-        return new Case(DispatchWorkload.withChunks(chunks), DispatchWorkload.class, null);
+        return new Case(MoeLayerWorkload.withChunks(chunks), MoeLayerWorkload.class, null);
     }
 
     /**

@@ -23,7 +23,7 @@ import org.djlmoe.kernel.TorchKernels;
  * <p>Output, gradients and weights are resident, so that what is measured is what the layer needs
  * beyond them.
  */
-public final class DispatchWorkload implements Workload {
+public final class MoeLayerWorkload implements Workload {
 
     static final String STOCK = "stock";
     static final String PIPELINED = "pipelined";
@@ -45,7 +45,7 @@ public final class DispatchWorkload implements Workload {
      * @param settings tokens, hidden, inner, experts, top-k, chunks, seed; the case {@code kN} has
      *     N chunks whatever the option says
      */
-    public DispatchWorkload(CaseSettings settings) {
+    public MoeLayerWorkload(CaseSettings settings) {
         problem = new DispatchProblem(settings);
         chunks =
                 settings.name().equals(PIPELINED)

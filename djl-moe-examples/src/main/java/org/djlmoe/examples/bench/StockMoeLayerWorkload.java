@@ -16,7 +16,7 @@ import org.djlmoe.kernel.ArrayKernels;
  * Loss and gradients of a Mixture-of-Experts layer as DJL's operations and its automatic
  * differentiation compute them: all routed rows at once, in the order of their experts.
  */
-public final class StockDispatchWorkload implements Workload {
+public final class StockMoeLayerWorkload implements Workload {
 
     private final DispatchProblem problem;
     private final List<NDArray> weights;
@@ -27,7 +27,7 @@ public final class StockDispatchWorkload implements Workload {
      *
      * @param settings tokens, hidden, inner, experts, top-k, seed
      */
-    public StockDispatchWorkload(CaseSettings settings) {
+    public StockMoeLayerWorkload(CaseSettings settings) {
         problem = new DispatchProblem(settings);
         weights = problem.expertWeights();
         problem.x.setRequiresGradient(true);
