@@ -59,6 +59,9 @@ public final class ServedCheckpoint implements AutoCloseable {
                 FileExpertStore.Reads reads =
                         settings.cold() ? FileExpertStore.Reads.COLD : FileExpertStore.Reads.CACHED;
                 store = FileExpertStore.openOrPack(folder, config, settings.packing(), file, reads);
+                if (temporary != null && unlinked(temporary)) {
+                    temporary = null;
+                }
             }
             experts =
                     settings.expertCache() == 0
