@@ -81,6 +81,8 @@ class BenchCommandTest {
                         + " whole number of sequences of 3",
                 "bench dispatch --top-k 3 --experts 2 | moe bench dispatch: --top-k 3 is above --experts"
                         + " 2",
+                "bench dispatch --top-k 1 --experts 1 | moe bench dispatch: --experts must be at least 2,"
+                        + " not 1: with one the router has no choice and no gradient",
                 "bench dispatch --chunks 0 | moe bench dispatch: --chunks must be at least 1, not 0",
                 "bench dropin --hidden 10 --heads 4 | moe bench dropin: --hidden 10 must be an even"
                         + " multiple of --heads 4"
