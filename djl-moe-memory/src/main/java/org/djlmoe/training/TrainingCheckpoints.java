@@ -3,6 +3,7 @@ package org.djlmoe.training;
 import com.google.gson.Gson;
 import com.google.gson.JsonParseException;
 import java.io.IOException;
+import java.nio.charset.CharacterCodingException;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -154,7 +155,13 @@ public final class TrainingCheckpoints {
             return new TrainingCheckpoint(
                     checkpoint,
                     new TrainingState(json.step, json.seed, json.losses, json.settings));
-        } catch (JsonParseException | IllegalArgumentException e) {
+        } catch (JsonParseException | CharacterCodingException e) {
+            throw new CheckpointException(
+                    file
+                            + ": is damaged, not the JSON that was saved: delete "
+                            + checkpoint
+                            + " to go on from the one before");
+        } catch (IllegalArgumentException e) {
             throw new CheckpointException(file + ": " + e.getMessage());
         }
     }
