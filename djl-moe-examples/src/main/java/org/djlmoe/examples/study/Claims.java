@@ -246,11 +246,10 @@ final class Claims {
                         holds.apply(pair) ? "yes" : "no",
                         String.format(
                                 Locale.ROOT,
-                                "%s against %s, %+.1f %% ± %.1f; less in %d of %d seeds",
+                                "%s against %s, %s; less in %d of %d seeds",
                                 Spread.of(a),
                                 Spread.of(b),
-                                100 * pair.relative().mean(),
-                                100 * pair.relative().deviation(),
+                                pair.percent(),
                                 pair.wins(),
                                 pair.seeds())));
     }
