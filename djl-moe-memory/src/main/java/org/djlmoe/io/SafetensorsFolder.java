@@ -9,6 +9,7 @@ import java.io.EOFException;
 import java.io.IOException;
 import java.io.Reader;
 import java.nio.FloatBuffer;
+import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
@@ -170,7 +171,10 @@ public final class SafetensorsFolder implements Closeable {
                 json.endObject();
             }
             json.endObject();
-        } catch (MalformedJsonException | EOFException | IllegalStateException e) {
+        } catch (MalformedJsonException
+                | EOFException
+                | CharacterCodingException
+                | IllegalStateException e) {
             throw new SafetensorsException(index, "is not a valid index: " + e.getMessage(), e);
         }
         if (weightMap == null) {

@@ -5,7 +5,9 @@ import com.google.gson.GsonBuilder;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParseException;
+import com.google.gson.JsonPrimitive;
 import java.io.IOException;
+import java.nio.charset.CharacterCodingException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -249,41 +251,79 @@ public record ExpertPrior(
             String text = Files.readString(file);
             ExpertMask mask = ExpertMask.fromJson(text);
             JsonObject json = GSON.fromJson(text, JsonObject.class);
-            String beta = json.get("beta").getAsString();
+            JsonPrimitive beta = value(json.get("beta"), "beta");
             SelectionPrior prior =
                     new SelectionPrior(
-                            SelectionPrior.Form.valueOf(
-                                    json.get("form").getAsString().toUpperCase(Locale.ROOT)),
-                            beta.equals("infinity")
+                            choice(SelectionPrior.Form.class, json.get("form"), "form"),
+                            beta.getAsString().equals("infinity")
                                     ? Double.POSITIVE_INFINITY
-                                    : Double.parseDouble(beta),
-                            json.get("protected_top").getAsInt(),
+                                    : number(beta, "beta"),
+                            whole(json.get("protected_top"), "protected_top"),
                             1);
             return new ExpertPrior(
                     mask,
                     prior,
                     ranges(json.get("logit_range"), mask.numLayers()),
                     json.has("weights")
-                            ? MaskedWeights.valueOf(
-                                    json.get("weights").getAsString().toUpperCase(Locale.ROOT))
+                            ? choice(MaskedWeights.class, json.get("weights"), "weights")
                             : MaskedWeights.ALL);
-        } catch (JsonParseException
-                | NullPointerException
-                | IllegalStateException
-                | UnsupportedOperationException
-                | IllegalArgumentException e) {
+        } catch (CharacterCodingException e) {
+            throw new IllegalArgumentException(
+                    file + " is not a MaskCoFT prior: it is not text in UTF-8", e);
+        } catch (JsonParseException | IllegalArgumentException e) {
             throw new IllegalArgumentException(
                     file + " is not a MaskCoFT prior: " + e.getMessage(), e);
         }
     }
 
+    private static JsonPrimitive value(JsonElement json, String key) {
+        if (json == null || json.isJsonNull()) {
+            throw new IllegalArgumentException("\"" + key + "\" is missing");
+        }
+        if (!json.isJsonPrimitive()) {
+            throw new IllegalArgumentException("\"" + key + "\" must be one value, not " + json);
+        }
+        return json.getAsJsonPrimitive();
+    }
+
+    private static double number(JsonElement json, String key) {
+        JsonPrimitive value = value(json, key);
+        try {
+            return Double.parseDouble(value.getAsString());
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException("\"" + key + "\" must be a number, not " + value, e);
+        }
+    }
+
+    private static int whole(JsonElement json, String key) {
+        double number = number(json, key);
+        if (number != (int) number) {
+            throw new IllegalArgumentException(
+                    "\"" + key + "\" must be a whole number, not " + json);
+        }
+        return (int) number;
+    }
+
+    private static <E extends Enum<E>> E choice(Class<E> type, JsonElement json, String key) {
+        String name = value(json, key).getAsString();
+        List<String> names = new ArrayList<>();
+        for (E constant : type.getEnumConstants()) {
+            names.add(constant.name().toLowerCase(Locale.ROOT));
+            if (names.get(names.size() - 1).equals(name.toLowerCase(Locale.ROOT))) {
+                return constant;
+            }
+        }
+        throw new IllegalArgumentException(
+                "\"" + key + "\" must be one of " + String.join(", ", names) + ", not " + json);
+    }
+
     /** A number a layer, one for all, or none, which is 1. */
     private static List<Double> ranges(JsonElement json, int layers) {
         if (json == null || !json.isJsonArray()) {
-            return Collections.nCopies(layers, json == null ? 1 : json.getAsDouble());
+            return Collections.nCopies(layers, json == null ? 1 : number(json, "logit_range"));
         }
         List<Double> ranges = new ArrayList<>();
-        json.getAsJsonArray().forEach(range -> ranges.add(range.getAsDouble()));
+        json.getAsJsonArray().forEach(range -> ranges.add(number(range, "logit_range")));
         return ranges;
     }
 }

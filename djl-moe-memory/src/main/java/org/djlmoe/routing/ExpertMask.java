@@ -176,9 +176,12 @@ public final class ExpertMask {
         try {
             read = GSON.fromJson(json, Json.class);
         } catch (JsonParseException e) {
-            throw new IllegalArgumentException("Not an expert mask: " + e.getMessage(), e);
+            throw new IllegalArgumentException(
+                    "Not an expert mask: it must be a JSON object with a number \"experts\" and a list"
+                            + " of ids a layer \"mask\"",
+                    e);
         }
-        if (read == null || read.kept == null) {
+        if (read == null || read.kept == null || read.numExperts == 0) {
             throw new IllegalArgumentException(
                     "Not an expert mask: \"experts\" and \"mask\" are required");
         }

@@ -4,8 +4,10 @@ import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
 import com.google.gson.JsonParseException;
 import java.io.IOException;
+import java.nio.charset.CharacterCodingException;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
+import java.nio.file.NotDirectoryException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -131,6 +133,9 @@ public final class TrainingCheckpoints {
 
     private TreeMap<Long, Path> complete() throws IOException {
         TreeMap<Long, Path> found = new TreeMap<>();
+        if (Files.exists(folder) && !Files.isDirectory(folder)) {
+            throw new NotDirectoryException(folder.toString());
+        }
         if (Files.isDirectory(folder)) {
             try (DirectoryStream<Path> entries = Files.newDirectoryStream(folder)) {
                 for (Path entry : entries) {
@@ -160,7 +165,13 @@ public final class TrainingCheckpoints {
             return new TrainingCheckpoint(
                     checkpoint,
                     new TrainingState(json.step, json.seed, json.losses, json.settings));
-        } catch (JsonParseException | IllegalArgumentException e) {
+        } catch (JsonParseException | CharacterCodingException e) {
+            throw new CheckpointException(
+                    file
+                            + ": is damaged, not the JSON that was saved: delete "
+                            + checkpoint
+                            + " to go on from the one before");
+        } catch (IllegalArgumentException e) {
             throw new CheckpointException(file + ": " + e.getMessage());
         }
     }

@@ -184,6 +184,14 @@ class SafetensorsFolderTest {
     }
 
     @Test
+    void open_indexIsNoText_refused() throws IOException {
+        write(2, 8);
+        Files.write(
+                folder.resolve("model.safetensors.index.json"), new byte[] {'{', '"', (byte) 0xff});
+        assertRefused("model.safetensors.index.json", "is not a valid index");
+    }
+
+    @Test
     void open_indexNamesTensorThatShardLacks_refused() throws IOException {
         write(2, 8);
         edit("model.safetensors.index.json", "\"t1\"", "\"other\"");

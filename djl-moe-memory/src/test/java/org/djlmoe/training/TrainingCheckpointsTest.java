@@ -258,6 +258,14 @@ class TrainingCheckpointsTest {
                     assertThrows(CheckpointException.class, checkpoints::latest, broken);
             assertTrue(e.getMessage().startsWith(file.toString()), e.getMessage());
         }
+        Files.write(file, new byte[] {'{', (byte) 0xff});
+        CheckpointException bytes = assertThrows(CheckpointException.class, checkpoints::latest);
+        assertEquals(
+                file
+                        + ": is damaged, not the JSON that was saved: delete "
+                        + good
+                        + " to go on from the one before",
+                bytes.getMessage());
         Files.writeString(file, text);
         Path state = good.resolve("optimizer.safetensors");
         Files.write(state, Arrays.copyOf(Files.readAllBytes(state), 2000));

@@ -1,7 +1,6 @@
 package org.djlmoe.examples.bench;
 
 import java.io.IOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
@@ -9,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import org.djlmoe.examples.bench.BenchReport.Result;
 import org.djlmoe.examples.bench.ChildJvm.Allocator;
+import org.djlmoe.examples.files.TemporaryFolder;
 
 /**
  * Measures cases, each in a Java virtual machine of its own.
@@ -82,9 +82,9 @@ public final class Benchmark {
 
     /** Measures, with files in a directory of its own below another while it runs. */
     BenchReport run(Progress progress, Path temporary) throws IOException {
-        Path folder = Files.createTempDirectory(temporary, "bench");
         Map<Case, Path> results = new LinkedHashMap<>();
-        try {
+        try (TemporaryFolder own = TemporaryFolder.create(temporary, "bench")) {
+            Path folder = own.path();
             List<Memory> memory = new ArrayList<>();
             for (Case each : cases) {
                 memory.add(memory(each, folder, results));
@@ -104,11 +104,6 @@ public final class Benchmark {
                                 m.more()));
             }
             return new BenchReport(name, settings, rows);
-        } finally {
-            for (Path file : results.values()) {
-                Files.deleteIfExists(file);
-            }
-            Files.deleteIfExists(folder);
         }
     }
 
@@ -121,8 +116,8 @@ public final class Benchmark {
      * @throws IOException if a child cannot be started
      */
     public Map<String, Double> peaks(Progress progress) throws IOException {
-        Path folder = Files.createTempDirectory("bench");
-        try {
+        try (TemporaryFolder own = TemporaryFolder.create("bench")) {
+            Path folder = own.path();
             Map<String, Double> peaks = new LinkedHashMap<>();
             for (Case each : cases) {
                 try (ChildJvm child = ChildJvm.start(each, settings, Allocator.EXACT, folder)) {
@@ -132,8 +127,6 @@ public final class Benchmark {
                 progress.step(each.name() + ": peak");
             }
             return peaks;
-        } finally {
-            Files.deleteIfExists(folder);
         }
     }
 

@@ -13,6 +13,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
 
 /**
  * A Java virtual machine that runs one case on request. It has this one's class path, a heap that
@@ -170,16 +171,21 @@ final class ChildJvm implements AutoCloseable {
             }
         }
         first = Math.max(first, lines.size() - LINES_KEPT);
-        String last =
-                String.join(
-                        "\n", lines.subList(first, Math.min(lines.size(), first + LINES_SHOWN)));
+        List<String> last = lines.subList(first, Math.min(lines.size(), first + LINES_SHOWN));
+        // Where in the code it happened is for those who ask.
+        String said =
+                last.stream()
+                        .filter(line -> !line.startsWith("\tat "))
+                        .map(line -> line.replaceFirst("^Exception in thread \\S+ ", ""))
+                        .collect(Collectors.joining("\n"));
+        BenchException log = new BenchException(String.join("\n", last), cause);
         return new BenchException(
                 "Case "
                         + name
                         + " ended with exit code "
                         + exitCode()
-                        + (last.isEmpty() ? "" : ":\n" + last),
-                cause);
+                        + (said.isEmpty() ? "" : ": " + said),
+                log);
     }
 
     private int exitCode() {

@@ -136,6 +136,13 @@ final class Arguments {
     }
 
     private static Path writable(String option, Path file) {
+        if (Files.exists(file) && !Files.isRegularFile(file)) {
+            // A device or a pipe is written to, not replaced.
+            if (!Files.isWritable(file)) {
+                throw new UserError(option + ": no permission to write to " + file);
+            }
+            return file;
+        }
         if (!Files.isWritable(file.getParent())) {
             throw new UserError(option + ": no permission to write to " + file.getParent());
         }

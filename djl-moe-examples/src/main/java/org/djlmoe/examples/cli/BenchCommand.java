@@ -81,17 +81,30 @@ final class BenchCommand implements Runnable {
         @Mixin private CommonOptions options;
         @Mixin private BenchOptions bench;
 
-        @Option(names = "--tokens", defaultValue = "8192", description = "Default: 8192.")
+        @Option(
+                names = "--tokens",
+                paramLabel = "N",
+                defaultValue = "8192",
+                description = "Tokens (default: ${DEFAULT-VALUE}).")
         private int tokens;
 
-        @Option(names = "--hidden", defaultValue = "512", description = "Default: 512.")
+        @Option(
+                names = "--hidden",
+                paramLabel = "N",
+                defaultValue = "512",
+                description = "Width of the hidden states (default: ${DEFAULT-VALUE}).")
         private int hidden;
 
-        @Option(names = "--vocab", defaultValue = "32000", description = "Default: 32000.")
+        @Option(
+                names = "--vocab",
+                paramLabel = "N",
+                defaultValue = "32000",
+                description = "Size of the vocabulary (default: ${DEFAULT-VALUE}).")
         private int vocab;
 
         @Option(
                 names = "--block",
+                paramLabel = "N",
                 defaultValue = "512",
                 description = "Tokens that have logits at a time (default: 512).")
         private int block;
@@ -127,28 +140,38 @@ final class BenchCommand implements Runnable {
 
         @Option(
                 names = "--tokens",
+                paramLabel = "N",
                 description =
-                        "Default: 32768, with --overlap on each rank; with --ranks 2560 on each.")
+                        "Tokens (default: 32768, with --overlap on each rank; with --ranks 2560 on each).")
         private Integer tokens;
 
-        @Option(names = "--hidden", description = "Default: 512; with --ranks 64.")
+        @Option(
+                names = "--hidden",
+                paramLabel = "N",
+                description = "Width of the hidden states (default: 512; with --ranks 64).")
         private Integer hidden;
 
         @Option(
                 names = "--inner",
+                paramLabel = "N",
                 description = "Width of an expert (default: 1024; with --ranks 40).")
         private Integer inner;
 
         @Option(
                 names = "--experts",
+                paramLabel = "N",
                 description = "Experts of the layer (default: 16; with --ranks 128).")
         private Integer experts;
 
-        @Option(names = "--top-k", description = "Experts a token (default: 4; with --ranks 8).")
+        @Option(
+                names = "--top-k",
+                paramLabel = "N",
+                description = "Experts a token (default: 4; with --ranks 8).")
         private Integer topK;
 
         @Option(
                 names = "--chunks",
+                paramLabel = "N",
                 description =
                         "Chunks of the case pipelined (default: those of MoeBlock; with --ranks 10).")
         private Integer chunks;
@@ -203,6 +226,12 @@ final class BenchCommand implements Runnable {
 
         private void check(Map<String, Object> settings) {
             int all = (int) settings.get("experts");
+            if (all < 2) {
+                throw new UserError(
+                        "--experts must be at least 2, not "
+                                + all
+                                + ": with one the router has no choice and no gradient");
+            }
             if ((int) settings.get("top-k") > all) {
                 throw new UserError(
                         "--top-k " + settings.get("top-k") + " is above --experts " + all);
@@ -250,26 +279,50 @@ final class BenchCommand implements Runnable {
         @Mixin private CommonOptions options;
         @Mixin private BenchOptions bench;
 
-        @Option(names = "--tokens", defaultValue = "32768", description = "Default: 32768.")
+        @Option(
+                names = "--tokens",
+                paramLabel = "N",
+                defaultValue = "32768",
+                description = "Tokens (default: ${DEFAULT-VALUE}).")
         private int tokens;
 
-        @Option(names = "--sequence", description = "Tokens a sequence (default: all).")
+        @Option(
+                names = "--sequence",
+                paramLabel = "N",
+                description = "Tokens a sequence (default: all).")
         private Integer sequence;
 
-        @Option(names = "--hidden", defaultValue = "512", description = "Default: 512.")
+        @Option(
+                names = "--hidden",
+                paramLabel = "N",
+                defaultValue = "512",
+                description = "Width of the hidden states (default: ${DEFAULT-VALUE}).")
         private int hidden;
 
-        @Option(names = "--layers", defaultValue = "4", description = "Default: 4.")
+        @Option(
+                names = "--layers",
+                paramLabel = "N",
+                defaultValue = "4",
+                description = "Layers (default: ${DEFAULT-VALUE}).")
         private int layers;
 
-        @Option(names = "--heads", defaultValue = "8", description = "Default: 8.")
+        @Option(
+                names = "--heads",
+                paramLabel = "N",
+                defaultValue = "8",
+                description = "Attention heads (default: ${DEFAULT-VALUE}).")
         private int heads;
 
-        @Option(names = "--window", defaultValue = "512", description = "Default: 512.")
+        @Option(
+                names = "--window",
+                paramLabel = "N",
+                defaultValue = "512",
+                description = "Tokens that a token sees (default: ${DEFAULT-VALUE}).")
         private int window;
 
         @Option(
                 names = "--intermediate",
+                paramLabel = "N",
                 defaultValue = "1024",
                 description = "Inner width of the SwiGLU (default: 1024).")
         private int intermediate;
@@ -320,18 +373,21 @@ final class BenchCommand implements Runnable {
 
         @Option(
                 names = "--parameters",
+                paramLabel = "N",
                 defaultValue = "100000000",
                 description = "Elements in all (default: ${DEFAULT-VALUE}).")
         private int parameters;
 
         @Option(
                 names = "--array",
+                paramLabel = "N",
                 defaultValue = "4000000",
                 description = "Elements of one weight (default: ${DEFAULT-VALUE}).")
         private int array;
 
         @Option(
                 names = "--bucket",
+                paramLabel = "N",
                 defaultValue = "4194304",
                 description = "Elements of a bucket (default: ${DEFAULT-VALUE}).")
         private int bucket;
@@ -370,25 +426,46 @@ final class BenchCommand implements Runnable {
         @Mixin private CommonOptions options;
         @Mixin private BenchOptions bench;
 
-        @Option(names = "--batch", defaultValue = "16", description = "Sequences (default: 16).")
+        @Option(
+                names = "--batch",
+                paramLabel = "N",
+                defaultValue = "16",
+                description = "Sequences (default: 16).")
         private int batch;
 
         @Option(
                 names = "--sequence",
+                paramLabel = "N",
                 defaultValue = "256",
                 description = "Tokens a sequence (default: 256).")
         private int sequence;
 
-        @Option(names = "--hidden", defaultValue = "256", description = "Default: 256.")
+        @Option(
+                names = "--hidden",
+                paramLabel = "N",
+                defaultValue = "256",
+                description = "Width of the hidden states (default: ${DEFAULT-VALUE}).")
         private int hidden;
 
-        @Option(names = "--layers", defaultValue = "2", description = "Default: 2.")
+        @Option(
+                names = "--layers",
+                paramLabel = "N",
+                defaultValue = "2",
+                description = "Layers (default: ${DEFAULT-VALUE}).")
         private int layers;
 
-        @Option(names = "--heads", defaultValue = "4", description = "Default: 4.")
+        @Option(
+                names = "--heads",
+                paramLabel = "N",
+                defaultValue = "4",
+                description = "Attention heads (default: ${DEFAULT-VALUE}).")
         private int heads;
 
-        @Option(names = "--vocab", defaultValue = "32000", description = "Default: 32000.")
+        @Option(
+                names = "--vocab",
+                paramLabel = "N",
+                defaultValue = "32000",
+                description = "Size of the vocabulary (default: ${DEFAULT-VALUE}).")
         private int vocab;
 
         @Override

@@ -2,6 +2,7 @@ package org.djlmoe.examples.cli;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Function;
@@ -86,7 +87,7 @@ final class BenchOptions {
             return all;
         }
         List<T> chosen = new ArrayList<>();
-        for (String name : names) {
+        for (String name : new LinkedHashSet<>(names)) {
             chosen.add(
                     all.stream()
                             .filter(c -> nameOf.apply(c).equals(name))

@@ -29,13 +29,24 @@ record CheckpointFolder(Path path, MoeConfig config) {
      * @throws UserError if it holds no model for the byte-level tokenizer
      */
     static CheckpointFolder of(Path path) throws IOException {
+        return of("--model", path);
+    }
+
+    /**
+     * Looks at a folder.
+     *
+     * @param option what named it, for the messages
+     * @throws UserError if it holds no model for the byte-level tokenizer
+     */
+    static CheckpointFolder of(String option, Path path) throws IOException {
         Path config = path.resolve(HfCheckpoint.CONFIG_FILE);
         if (!Files.isDirectory(path)) {
-            throw new UserError("--model: there is no folder " + path);
+            throw new UserError(option + ": there is no folder " + path);
         }
         if (!Files.isRegularFile(config)) {
             throw new UserError(
-                    "--model: "
+                    option
+                            + ": "
                             + path
                             + " is not a checkpoint folder: it has no "
                             + HfCheckpoint.CONFIG_FILE);
@@ -43,7 +54,8 @@ record CheckpointFolder(Path path, MoeConfig config) {
         CheckpointFolder folder = new CheckpointFolder(path, MoeConfig.fromJson(config));
         if (folder.config.vocabSize() != ByteLevelTokenizer.VOCAB_SIZE) {
             throw new UserError(
-                    "--model: "
+                    option
+                            + ": "
                             + path
                             + " has a vocabulary of "
                             + folder.config.vocabSize()
@@ -52,6 +64,7 @@ record CheckpointFolder(Path path, MoeConfig config) {
                             + " of the byte-level tokenizer");
         }
         return explained(
+                option,
                 () -> {
                     HfCheckpoint.check(path, folder.config);
                     return folder;
@@ -73,13 +86,13 @@ record CheckpointFolder(Path path, MoeConfig config) {
         T run() throws IOException;
     }
 
-    private static <T> T explained(Reading<T> reading) throws IOException {
+    private static <T> T explained(String option, Reading<T> reading) throws IOException {
         try {
             return reading.run();
         } catch (CheckpointException | SafetensorsException e) {
-            throw new UserError("--model: " + e.getMessage(), e);
+            throw new UserError(option + ": " + e.getMessage(), e);
         } catch (NoSuchFileException e) {
-            throw new UserError("--model: there is no file " + e.getFile(), e);
+            throw new UserError(option + ": there is no file " + e.getFile(), e);
         }
     }
 
@@ -90,12 +103,12 @@ record CheckpointFolder(Path path, MoeConfig config) {
 
     /** Loads the weights into a model that runs in pieces of the given sizes. */
     LanguageModel load(LanguageModel.Chunks chunks) throws IOException {
-        return explained(() -> LanguageModel.load(path, chunks));
+        return explained("--model", () -> LanguageModel.load(path, chunks));
     }
 
     /** Loads the weights, those of the experts in BF16. */
     LanguageModel loadHalf(LanguageModel.Chunks chunks) throws IOException {
-        return explained(() -> LanguageModel.loadHalf(path, chunks));
+        return explained("--model", () -> LanguageModel.loadHalf(path, chunks));
     }
 
     /**

@@ -79,6 +79,7 @@ final class EvaluateCommand implements Callable<Integer> {
         List<TaskItem> items = null;
         if (tasksFile != null) {
             Arguments.inputFile("--tasks", tasksFile);
+            options.keepJsonOff("--tasks", tasksFile);
             items = TaskFile.read(tasksFile);
         }
         Path target = null;
@@ -86,6 +87,9 @@ final class EvaluateCommand implements Callable<Integer> {
             target = Arguments.outputFileInPlace("--trace", traceFile);
             options.keepJsonOff("--trace", target);
             Arguments.outside("--trace", target, model);
+            if (tasksFile != null) {
+                Arguments.distinct("--trace", target, "--tasks", tasksFile);
+            }
         }
         options.keepJsonOutside(model);
         CheckpointFolder folder = CheckpointFolder.of(model);

@@ -55,6 +55,7 @@ final class FinetuneCommand implements Callable<Integer> {
 
     @Option(
             names = "--method",
+            paramLabel = "METHOD",
             defaultValue = "maskcoft",
             description =
                     "${COMPLETION-CANDIDATES}: maskcoft = learned expert mask, then routers and adapters,"
@@ -70,54 +71,63 @@ final class FinetuneCommand implements Callable<Integer> {
 
     @Option(
             names = "--language",
+            paramLabel = "CODE",
             defaultValue = "de",
             description = "Language to fine-tune on (default: ${DEFAULT-VALUE}).")
     private String language;
 
     @Option(
             names = "--steps",
+            paramLabel = "N",
             defaultValue = "200",
             description = "Training steps (default: ${DEFAULT-VALUE}).")
     private int steps;
 
     @Option(
             names = "--batch",
+            paramLabel = "N",
             defaultValue = "8",
             description = "Rows a batch (default: ${DEFAULT-VALUE}).")
     private int batch;
 
     @Option(
             names = "--sequence",
+            paramLabel = "N",
             defaultValue = "256",
             description = "Tokens a row (default: ${DEFAULT-VALUE}).")
     private int sequence;
 
     @Option(
             names = "--learning-rate",
+            paramLabel = "RATE",
             defaultValue = "2e-3",
             description = "Highest learning rate (default: ${DEFAULT-VALUE}).")
     private double learningRate;
 
     @Option(
             names = "--rank",
+            paramLabel = "N",
             defaultValue = "16",
             description = "Rank of the adapters; alpha is twice that (default: ${DEFAULT-VALUE}).")
     private int rank;
 
     @Option(
             names = "--mask-steps",
+            paramLabel = "N",
             defaultValue = "40",
             description = "maskcoft: updates of the mask (default: ${DEFAULT-VALUE}).")
     private int maskSteps;
 
     @Option(
             names = "--kept",
+            paramLabel = "N",
             description =
                     "maskcoft: experts a layer that the mask keeps (default: three quarters).")
     private Integer kept;
 
     @Option(
             names = "--kept-total",
+            paramLabel = "N",
             description =
                     "maskcoft: experts that all layers keep together, in place of --kept; how they"
                             + " are shared is learnt.")
@@ -135,6 +145,7 @@ final class FinetuneCommand implements Callable<Integer> {
 
     @Option(
             names = "--estimator",
+            paramLabel = "ESTIMATOR",
             description =
                     "maskcoft: how the mask learns, ${COMPLETION-CANDIDATES}: from forward losses,"
                             + " straight through, or straight through with --excluded dropped"
@@ -143,11 +154,13 @@ final class FinetuneCommand implements Callable<Integer> {
 
     @Option(
             names = "--excluded",
+            paramLabel = "N",
             description = "--estimator dense: dropped experts that run a token (default: 1).")
     private Integer excluded;
 
     @Option(
             names = "--load-weight",
+            paramLabel = "X",
             description =
                     "maskcoft, plackett_luce: adds this times the replayed loads a token to the loss"
                             + " of a mask (default: 0).")
@@ -155,6 +168,7 @@ final class FinetuneCommand implements Callable<Integer> {
 
     @Option(
             names = "--mask-weights",
+            paramLabel = "WHICH",
             description =
                     "maskcoft: combine weights under the mask from the softmax over ${COMPLETION-CANDIDATES}"
                             + " experts; the same where the model divides them by their sum (default:"

@@ -2,21 +2,19 @@ package org.djlmoe.examples.cli;
 
 import java.io.IOException;
 import java.io.PrintWriter;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Callable;
-import java.util.stream.Stream;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.cache.ExpertTrace;
 import org.djlmoe.checkpoint.CheckpointException;
 import org.djlmoe.examples.demo.BaseModel;
+import org.djlmoe.examples.files.TemporaryFolder;
 import org.djlmoe.examples.serving.ServedCheckpoint;
 import org.djlmoe.examples.serving.ServingSettings;
 import org.djlmoe.examples.text.ByteLevelTokenizer;
@@ -90,6 +88,7 @@ final class GenerateCommand implements Callable<Integer> {
 
     @Option(
             names = "--admission",
+            paramLabel = "always|optional",
             description =
                     "Whether a policy may decline an expert that was just used (optional) or not"
                             + " (always, the default).")
@@ -215,20 +214,17 @@ final class GenerateCommand implements Callable<Integer> {
         if (prompt.isEmpty()) {
             throw new UserError("--prompt is empty: give at least a letter");
         }
-        Path base = checkpoint == null ? Files.createTempDirectory("djl-moe-base-") : null;
-        Path merged = null;
-        try {
-            Path folder = base == null ? checkpoint : BaseModel.extract(base);
-            if (adapter.path() != null) {
-                if (store != null) {
-                    throw new UserError(
-                            "--store keeps the experts of a checkpoint, not merged ones: leave it"
-                                    + " out, or write the merged model with finetune");
-                }
-                merged = Files.createTempDirectory("djl-moe-merged-");
+        keepFilesApart(target);
+        try (TemporaryFolder base = TemporaryFolder.create("djl-moe-base-");
+                TemporaryFolder merged = TemporaryFolder.create("djl-moe-merged-")) {
+            Path folder = checkpoint == null ? BaseModel.extract(base.path()) : checkpoint;
+            if (adapter.path() != null && store != null) {
+                throw new UserError(
+                        "--store keeps the experts of a checkpoint, not merged ones: leave it out, or"
+                                + " write the merged model with finetune");
             }
-            CheckpointFolder own = adapter.merged(CheckpointFolder.of(folder), merged);
-            List<Side> sides = sides(own, base == null ? folder.toString() : "base model");
+            CheckpointFolder own = adapter.merged(CheckpointFolder.of(folder), merged.path());
+            List<Side> sides = sides(own, checkpoint == null ? "base model" : folder.toString());
             List<Figures> figures = new ArrayList<>();
             for (Side side : sides) {
                 figures.add(generate(side, settings, sides.size() > 1, target));
@@ -241,9 +237,36 @@ final class GenerateCommand implements Callable<Integer> {
             }
             options.writeJson(new Report(prompt, options.seed(), Drawing.of(settings), figures));
             return ExitCodes.OK;
-        } finally {
-            delete(base);
-            delete(merged);
+        }
+    }
+
+    /** Fails if a file to be written is another one, or one of a model that is read. */
+    private void keepFilesApart(Path trace) {
+        Path packed = store == null ? null : Arguments.outputFile("--store", store);
+        List<Path> models = new ArrayList<>();
+        if (checkpoint != null) {
+            models.add(checkpoint);
+        }
+        if (compare != null && !compare.equals(ALL_RESIDENT)) {
+            models.add(Path.of(compare));
+        }
+        for (Path folder : models) {
+            options.keepJsonOutside(folder);
+            if (trace != null) {
+                Arguments.outside("--trace", trace, folder);
+            }
+            if (packed != null) {
+                Arguments.outside("--store", packed, folder);
+            }
+        }
+        if (trace != null) {
+            options.keepJsonOff("--trace", trace);
+        }
+        if (packed != null) {
+            options.keepJsonOff("--store", packed);
+            if (trace != null) {
+                Arguments.distinct("--trace", trace, "--store", packed);
+            }
         }
     }
 
@@ -283,7 +306,7 @@ final class GenerateCommand implements Callable<Integer> {
                 throw new UserError(
                         "--store holds the experts of one checkpoint: leave it out to compare two");
             }
-            CheckpointFolder other = CheckpointFolder.of(Path.of(compare));
+            CheckpointFolder other = CheckpointFolder.of("--compare", Path.of(compare));
             sides.add(side(compare, other, serving(other.config())));
         }
         if (traceFile != null && sides.size() > 1) {
@@ -472,16 +495,6 @@ final class GenerateCommand implements Callable<Integer> {
         }
         return String.format(
                 Locale.ROOT, "%.3f -> %.3f (%+.1f %%)", before, after, 100 * (after / before - 1));
-    }
-
-    private static void delete(Path folder) throws IOException {
-        if (folder != null) {
-            try (Stream<Path> files = Files.walk(folder)) {
-                for (Path file : files.sorted(Comparator.reverseOrder()).toList()) {
-                    Files.delete(file);
-                }
-            }
-        }
     }
 
     record Figures(

@@ -27,11 +27,13 @@ final class HeldOutText {
 
     @Option(
             names = "--language",
+            paramLabel = "CODE",
             description = "Text of one language only, such as de (default: all of them).")
     private String language;
 
     @Option(
             names = "--split",
+            paramLabel = "SPLIT",
             description = "Which held-out text: ${COMPLETION-CANDIDATES} (default: validation).")
     private Split split;
 

@@ -7,14 +7,13 @@ import com.google.gson.stream.JsonReader;
 import com.google.gson.stream.JsonWriter;
 import java.io.IOException;
 import java.io.PrintWriter;
-import java.nio.file.AtomicMoveNotSupportedException;
-import java.nio.file.Files;
 import java.nio.file.Path;
-import java.nio.file.StandardCopyOption;
+import org.djlmoe.io.AtomicFiles;
 
 /**
  * Writes figures as JSON, indented. A reader never sees half a file: it is written beside its place
- * and then moved there. NaN and the infinities, which JSON does not have, become null.
+ * and then moved there; a device or a pipe is written to as it is. NaN and the infinities, which
+ * JSON does not have, become null.
  */
 public final class JsonOutput {
     /** The name that stands for standard output. */
@@ -48,27 +47,7 @@ public final class JsonOutput {
             stdout.println(text);
             return;
         }
-        Path file = check(target);
-        Path beside =
-                file.resolveSibling(
-                        "." + file.getFileName() + "." + ProcessHandle.current().pid() + ".tmp");
-        try {
-            Files.writeString(beside, text + "\n");
-        } catch (IOException e) {
-            Files.deleteIfExists(beside);
-            throw e;
-        }
-        try {
-            Files.move(
-                    beside,
-                    file,
-                    StandardCopyOption.ATOMIC_MOVE,
-                    StandardCopyOption.REPLACE_EXISTING);
-        } catch (AtomicMoveNotSupportedException e) {
-            Files.move(beside, file, StandardCopyOption.REPLACE_EXISTING);
-        } finally {
-            Files.deleteIfExists(beside);
-        }
+        AtomicFiles.writeString(check(target), text + "\n");
     }
 
     /**

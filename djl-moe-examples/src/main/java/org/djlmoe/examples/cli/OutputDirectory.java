@@ -10,7 +10,9 @@ public final class OutputDirectory {
     @Option(
             names = "--out",
             paramLabel = "DIR",
-            description = "Directory for what the command writes; made if it does not exist.")
+            description =
+                    "Directory for what the command writes; made if it does not exist (default:"
+                            + " runs/${COMMAND-NAME}).")
     private Path directory;
 
     /** Returns whether the user named a directory. */

@@ -2,6 +2,7 @@ package org.djlmoe.examples.cli;
 
 import java.io.IOException;
 import java.nio.file.NoSuchFileException;
+import java.nio.file.NotDirectoryException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -65,6 +66,8 @@ final class SavedStates {
             return reading.run();
         } catch (CheckpointException | SafetensorsException e) {
             throw new UserError("--resume: " + e.getMessage(), e);
+        } catch (NotDirectoryException e) {
+            throw new UserError("--resume: " + e.getFile() + " is a file, not a folder", e);
         } catch (NoSuchFileException e) {
             throw new UserError("--resume: there is no file " + e.getFile(), e);
         }

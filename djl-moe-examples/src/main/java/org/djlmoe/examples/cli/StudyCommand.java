@@ -71,6 +71,9 @@ final class StudyCommand implements Callable<Integer> {
         Arguments.positive("--seeds", seedCount);
         Arguments.positive("--steps", stepCount);
         Path folder = out.create(Path.of("runs", "study"));
+        Path page = folder.resolve("report.html");
+        options.keepJsonOff("the report's page", page);
+        options.keepJsonOutside(folder.resolve("base"));
         Path base = BaseModel.extract(folder.resolve("base"));
         StudySettings settings = StudySettings.of(quick, options.seed(), seedCount, stepCount);
         StudyRun run = new StudyRun(settings, chosen(), base, folder.resolve("units"));
@@ -85,7 +88,6 @@ final class StudyCommand implements Callable<Integer> {
         }
         Path json = folder.resolve("report.json");
         JsonOutput.write(report.json(), json.toString(), null);
-        Path page = folder.resolve("report.html");
         report.writeHtml(page);
         options.text().print(report.text());
         options.text().printf("report: %s%nfigures: %s%n", page, json);

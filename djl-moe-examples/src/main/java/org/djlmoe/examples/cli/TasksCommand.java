@@ -37,6 +37,7 @@ final class TasksCommand implements Callable<Integer> {
 
     @Option(
             names = "--language",
+            paramLabel = "CODE",
             defaultValue = "de",
             description =
                     "Language of all tasks but the one about languages (default:"
@@ -45,6 +46,7 @@ final class TasksCommand implements Callable<Integer> {
 
     @Option(
             names = "--split",
+            paramLabel = "SPLIT",
             defaultValue = "test",
             description =
                     "Which held-out transcripts: validation or test (default: ${DEFAULT-VALUE}).")
@@ -63,6 +65,7 @@ final class TasksCommand implements Callable<Integer> {
     public Integer call() throws IOException {
         Arguments.positive("--items", items);
         Path file = Arguments.outputFile("--out", out);
+        options.keepJsonOff("--out", file);
         Language only = Arguments.language(language);
         List<TaskItem> made =
                 new TaskGenerator(

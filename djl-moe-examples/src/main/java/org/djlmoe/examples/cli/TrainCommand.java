@@ -24,30 +24,37 @@ final class TrainCommand implements Callable<Integer> {
 
     @Option(
             names = "--preset",
+            paramLabel = "PRESET",
             defaultValue = "tiny",
             description =
                     "Sizes of the model: ${COMPLETION-CANDIDATES} (default: ${DEFAULT-VALUE}).")
     private Preset preset;
 
-    @Option(names = "--steps", description = "Updates (default: the preset's).")
+    @Option(names = "--steps", paramLabel = "N", description = "Updates (default: the preset's).")
     private Integer steps;
 
-    @Option(names = "--batch", description = "Rows a batch (default: the preset's).")
+    @Option(
+            names = "--batch",
+            paramLabel = "N",
+            description = "Rows a batch (default: the preset's).")
     private Integer batch;
 
     @Option(
             names = "--language",
+            paramLabel = "CODE",
             description = "Train on one language only, such as de (default: all of them).")
     private String language;
 
     @Option(
             names = "--learning-rate",
+            paramLabel = "RATE",
             defaultValue = "" + Pretraining.LEARNING_RATE,
             description = "Highest learning rate (default: ${DEFAULT-VALUE}).")
     private double learningRate;
 
     @Option(
             names = "--balance",
+            paramLabel = "X",
             defaultValue = "" + Pretraining.BALANCE,
             description = "Coefficient of the routers' balance loss (default: ${DEFAULT-VALUE}).")
     private double balance;

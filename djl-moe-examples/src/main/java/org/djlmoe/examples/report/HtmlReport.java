@@ -21,6 +21,8 @@ import java.util.List;
  * system property {@code java.awt.headless} is set already.
  */
 public final class HtmlReport {
+    /** Characters from which a cell is a sentence. */
+    private static final int SENTENCE = 40;
 
     private static final int FULL_WIDTH = 940;
     private static final int HALF_WIDTH = 520;
@@ -193,6 +195,11 @@ public final class HtmlReport {
         html.append("</ul>\n");
     }
 
+    /** Sentences are broken into lines, so that the columns behind them stay in sight. */
+    private static String cellOf(String text) {
+        return text.length() > SENTENCE ? "<td class=\"w\">" : "<td>";
+    }
+
     private static void appendTable(StringBuilder html, ReportTable table) {
         html.append("<div class=\"scroll\"><table>\n<thead><tr>");
         for (int c = 0; c < table.header().size(); c++) {
@@ -206,8 +213,9 @@ public final class HtmlReport {
         for (List<?> row : table.rows()) {
             html.append("<tr>");
             for (Object cell : row) {
-                html.append(cell instanceof Number ? "<td class=\"n\">" : "<td>")
-                        .append(escape(ReportTable.text(cell)))
+                String text = ReportTable.text(cell);
+                html.append(cell instanceof Number ? "<td class=\"n\">" : cellOf(text))
+                        .append(escape(text))
                         .append("</td>");
             }
             html.append("</tr>\n");
@@ -355,6 +363,7 @@ public final class HtmlReport {
             table{border-collapse:collapse;width:100%;font-size:.9rem}
             th,td{text-align:left;padding:7px 12px;border-bottom:1px solid var(--line);white-space:nowrap}
             th{color:var(--soft);font-weight:600}
+            .w{white-space:normal;min-width:28ch}
             .n{text-align:right;font-variant-numeric:tabular-nums}
             tbody tr:last-child td{border-bottom:0}
             """;

@@ -1,6 +1,7 @@
 package org.djlmoe.examples.study;
 
 import java.util.Arrays;
+import java.util.Locale;
 
 /**
  * A figure of two arms on the same seeds, compared seed by seed; less is better.
@@ -35,5 +36,17 @@ public record Paired(int wins, int seeds, Spread difference, Spread relative) {
                 first.length,
                 Spread.of(difference),
                 Spread.of(relative));
+    }
+
+    /**
+     * Writes the relative difference in percent, with its deviation if there are seeds to differ.
+     *
+     * @return such as {@code -16.5 % ± 0.4}
+     */
+    public String percent() {
+        String mean = String.format(Locale.ROOT, "%+.1f %%", 100 * relative.mean());
+        return seeds < 2
+                ? mean
+                : mean + String.format(Locale.ROOT, " ± %.1f", 100 * relative.deviation());
     }
 }

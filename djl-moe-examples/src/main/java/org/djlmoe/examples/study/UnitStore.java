@@ -4,6 +4,7 @@ import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
 import com.google.gson.JsonParseException;
 import java.io.IOException;
+import java.nio.charset.CharacterCodingException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import org.djlmoe.io.AtomicFiles;
@@ -55,7 +56,7 @@ final class UnitStore {
             if (unit != null) {
                 return unit;
             }
-        } catch (JsonParseException e) {
+        } catch (JsonParseException | CharacterCodingException e) {
             throw new IllegalArgumentException(broken(file), e);
         }
         throw new IllegalArgumentException(broken(file));

@@ -14,6 +14,7 @@ import java.io.BufferedWriter;
 import java.io.IOException;
 import java.io.OutputStreamWriter;
 import java.io.StringReader;
+import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -50,7 +51,12 @@ public final class TaskFile {
      */
     public static List<TaskItem> read(Path file) throws IOException {
         List<TaskItem> items = new ArrayList<>();
-        List<String> lines = Files.readAllLines(file);
+        List<String> lines;
+        try {
+            lines = Files.readAllLines(file);
+        } catch (CharacterCodingException e) {
+            throw new IllegalArgumentException(file + " is not text in UTF-8", e);
+        }
         for (int i = 0; i < lines.size(); i++) {
             if (lines.get(i).isBlank()) {
                 continue;

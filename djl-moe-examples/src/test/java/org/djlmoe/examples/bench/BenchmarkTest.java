@@ -1,6 +1,7 @@
 package org.djlmoe.examples.bench;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -88,6 +89,7 @@ class BenchmarkTest {
         assertTrue(said.contains("Case " + name), said);
         assertTrue(said.contains(code), said);
         assertTrue(said.contains(message), said);
+        assertFalse(said.contains("\tat "), said);
         assertNothingLeft();
     }
 

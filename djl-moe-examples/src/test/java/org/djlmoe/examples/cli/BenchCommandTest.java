@@ -165,6 +165,8 @@ class BenchCommandTest {
                         + " --ranks",
                 "bench dispatch --ranks 2 --overlap | moe bench dispatch: --overlap has two ranks of its"
                         + " own: leave out --ranks",
+                "bench dispatch --top-k 1 --experts 1 | moe bench dispatch: --experts must be at least 2,"
+                        + " not 1: with one the router has no choice and no gradient",
                 "bench dispatch --chunks 0 | moe bench dispatch: --chunks must be at least 1, not 0",
                 "bench dropin --hidden 10 --heads 4 | moe bench dropin: --hidden 10 must be an even"
                         + " multiple of --heads 4"

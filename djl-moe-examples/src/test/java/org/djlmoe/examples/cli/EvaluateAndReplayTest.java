@@ -76,7 +76,7 @@ class EvaluateAndReplayTest {
 
     private int run(String command, Object... args) {
         List<String> line = new ArrayList<>();
-        line.add(command);
+        line.addAll(List.of(command.split(" ")));
         Stream.of(args).map(Object::toString).forEach(line::add);
         out.getBuffer().setLength(0);
         err.getBuffer().setLength(0);
@@ -595,6 +595,42 @@ class EvaluateAndReplayTest {
                 "--tasks: there is no file " + directory.resolve("none"),
                 "evaluate",
                 onText("--model", model, "--tasks", directory.resolve("none")));
+    }
+
+    @Test
+    void tasks_outputsThatWouldReplaceEachOtherOrTheQuestions_refusedBeforeAnyWork()
+            throws IOException {
+        Path file = directory.resolve("tasks.jsonl");
+        assertMistake(
+                "--json and --out are the same file, " + file + ": name two",
+                "corpus tasks",
+                "--out",
+                file,
+                "--json",
+                file);
+        assertFalse(Files.exists(file));
+        String questions =
+                "{\"task\": \"t\", \"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": 1}\n";
+        Files.writeString(file, questions);
+        for (String option : List.of("--json", "--trace")) {
+            assertMistake(
+                    option + " and --tasks are the same file, " + file + ": name two",
+                    "evaluate",
+                    onText("--model", model, "--tasks", file, option, file));
+        }
+        assertEquals(questions, Files.readString(file));
+    }
+
+    @Test
+    void study_jsonThatWouldReplaceTheReport_refusedBeforeAnyWork() {
+        Path page = directory.resolve("report.html");
+        assertMistake(
+                "--json and the report's page are the same file, " + page + ": name two",
+                "study",
+                "--out",
+                directory,
+                "--json",
+                page);
     }
 
     @Test

@@ -152,6 +152,26 @@ class GenerateCommandTest {
         assertMistake("positions", "--max-tokens", "100000");
     }
 
+    @Test
+    void generate_outputsThatWouldReplaceEachOtherOrAModel_refusedAndNothingChanged()
+            throws IOException {
+        for (String option : List.of("--json", "--trace", "--store")) {
+            for (String file : List.of("config.json", "model.safetensors")) {
+                assertMistake("is a file of the model in", option, model.resolve(file));
+            }
+        }
+        Path other = BaseModel.extract(directory.resolve("other"));
+        Path config = other.resolve("config.json");
+        String before = Files.readString(config);
+        assertMistake("is a file of the model in " + other, "--compare", other, "--json", config);
+        assertEquals(before, Files.readString(config));
+        Path file = directory.resolve("file");
+        assertMistake("--json and --trace are the same file", "--json", file, "--trace", file);
+        assertMistake("--json and --store are the same file", "--json", file, "--store", file);
+        assertMistake("--trace and --store are the same file", "--trace", file, "--store", file);
+        assertMistake("--compare: there is no folder", "--compare", file);
+    }
+
     private void assertMistake(String part, Object... args) {
         Object[] all =
                 Stream.of(new Object[] {"--checkpoint", model}, args).flatMap(Stream::of).toArray();

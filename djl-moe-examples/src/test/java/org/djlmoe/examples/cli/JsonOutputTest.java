@@ -1,6 +1,7 @@
 package org.djlmoe.examples.cli;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -10,8 +11,11 @@ import java.io.Writer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.condition.EnabledOnOs;
+import org.junit.jupiter.api.condition.OS;
 import org.junit.jupiter.api.io.TempDir;
 
 class JsonOutputTest {
@@ -55,6 +59,35 @@ class JsonOutputTest {
         assertEquals("[]\n", Files.readString(file));
         try (Stream<Path> files = Files.list(directory)) {
             assertEquals(List.of(file), files.toList());
+        }
+    }
+
+    /** What renames over the name would take a device's place too, /dev/null among them. */
+    @Test
+    void write_fileIsALink_writesWhereItLeadsAndLeavesTheLink() throws IOException {
+        Path file = Files.writeString(directory.resolve("a.json"), "old");
+        Path link = Files.createSymbolicLink(directory.resolve("link"), file);
+        JsonOutput.write(List.of(), link.toString(), UNUSED);
+
+        assertEquals("[]\n", Files.readString(file));
+        assertTrue(Files.isSymbolicLink(link));
+    }
+
+    @Test
+    @EnabledOnOs({OS.LINUX, OS.MAC})
+    void write_fileIsAPipe_writesIntoItAndLeavesThePipe() throws Exception {
+        Path pipe = directory.resolve("pipe");
+        assertEquals(0, new ProcessBuilder("mkfifo", pipe.toString()).start().waitFor());
+        Path copy = directory.resolve("copy");
+        Process reader =
+                new ProcessBuilder("cat", pipe.toString()).redirectOutput(copy.toFile()).start();
+        try {
+            JsonOutput.write(List.of(), pipe.toString(), UNUSED);
+            assertFalse(Files.isRegularFile(pipe));
+            assertTrue(reader.waitFor(1, TimeUnit.MINUTES));
+            assertEquals("[]\n", Files.readString(copy));
+        } finally {
+            reader.destroy();
         }
     }
 

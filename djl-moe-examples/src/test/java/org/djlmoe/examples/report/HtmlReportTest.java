@@ -267,6 +267,21 @@ class HtmlReportTest {
     }
 
     @Test
+    void table_sentenceInACell_mayBreakIntoLinesAndNamesMayNot() {
+        String sentence = "Loads under lfu_lifetime are at least 23.7 % below the base's";
+        String html =
+                HtmlReport.builder()
+                        .setTitle("t")
+                        .addTable(
+                                new ReportTable(
+                                        List.of("arm", "claim"),
+                                        List.of(List.of("random mask", sentence))))
+                        .build()
+                        .toHtml();
+        assertTrue(html.contains("<td>random mask</td><td class=\"w\">Loads under"), html);
+    }
+
+    @Test
     void table_longCurve_keepsFirstAndLastPoint() {
         double[] y = new double[1000];
         Arrays.setAll(y, i -> i);

@@ -39,4 +39,11 @@ class PairedTest {
                 () -> Paired.of(new double[] {1}, new double[] {1, 2}));
         assertThrows(IllegalArgumentException.class, () -> Paired.of(new double[0], new double[0]));
     }
+
+    @Test
+    void percent_oneSeed_claimsNoDeviation() {
+        assertEquals("-10.0 %", Paired.of(new double[] {9}, new double[] {10}).percent());
+        assertEquals(
+                "-15.0 % ± 7.1", Paired.of(new double[] {9, 8}, new double[] {10, 10}).percent());
+    }
 }

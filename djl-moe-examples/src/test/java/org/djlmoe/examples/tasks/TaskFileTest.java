@@ -74,6 +74,15 @@ class TaskFileTest {
     }
 
     @Test
+    void read_bytesThatAreNoUtf8_namesTheFile() throws IOException {
+        Path file = Files.write(folder.resolve("latin1"), new byte[] {'"', (byte) 0xe4, '"'});
+        String message =
+                assertThrows(IllegalArgumentException.class, () -> TaskFile.read(file))
+                        .getMessage();
+        assertEquals(file + " is not text in UTF-8", message);
+    }
+
+    @Test
     void tokenize_items_beginBehindTheEndOfAText() throws IOException {
         try (ByteLevelTokenizer tokenizer = new ByteLevelTokenizer()) {
             ChoiceQuestion question =
