@@ -152,7 +152,7 @@ public final class ExpertKernels {
      * @param x [N, H]
      * @param weights the layer's weights
      * @param settings the layer's settings
-     * @param scratch of any pass
+     * @param scratch of any kind, of any number of rows
      * @param logits [N, E], filled
      */
     public static void routerLogits(
@@ -314,6 +314,9 @@ public final class ExpertKernels {
      * Adds that gradient for dropped experts: on every row of a chunk the best of them run to learn
      * what they would have added, though they take no part in the output.
      *
+     * <p>No scratch is used: normed rows and logits of the whole chunk are allocated, and at a time
+     * what an expert makes of {@link ExpertScratch#blockRows} rows.
+     *
      * @param x [N, H]
      * @param start first row of the chunk
      * @param step distance of its rows
@@ -340,6 +343,8 @@ public final class ExpertKernels {
             NDArray combine,
             NDArray dcombine,
             NDArray sums) {
+        long rows = (x.getShape().get(0) - start + step - 1) / step;
+        long experts = weights.get(Weights.DOWN.ordinal()).getShape().get(0);
         KERNELS.run(
                 "excluded_gradient",
                 x,
@@ -353,6 +358,7 @@ public final class ExpertKernels {
                 selection.outside(),
                 extra,
                 settings.renormalize(),
+                ExpertScratch.blockRows(rows, extra, experts),
                 ids,
                 combine,
                 dcombine,

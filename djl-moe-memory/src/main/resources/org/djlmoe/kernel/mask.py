@@ -9,8 +9,9 @@ def mask_gradient(self, ids: Tensor, combine: Tensor, dcombine: Tensor, renormal
     return 0
 
 # The same for the `extra` best experts among those that bias [E] forbids with -inf, for the rows start, start + step, ...:
-# they run on their rows though they take no part in y, to learn what they would have added.
-def excluded_gradient(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], eps: float, scale: float, bias: Tensor, outside: Tensor, extra: int, renormalize: bool, ids: Tensor, combine: Tensor, dcombine: Tensor, sums: Tensor) -> int:
+# they run on their rows though they take no part in y, to learn what they would have added. At most `block` rows at a time
+# go through an expert.
+def excluded_gradient(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], eps: float, scale: float, bias: Tensor, outside: Tensor, extra: int, renormalize: bool, block: int, ids: Tensor, combine: Tensor, dcombine: Tensor, sums: Tensor) -> int:
     experts = weights[2].size(0)
     inner = weights[3].size(2)
     gc = g[start::step]
@@ -23,14 +24,13 @@ def excluded_gradient(self, x: Tensor, start: int, step: int, g: Tensor, weights
     sorted = torch.empty([order.size(0)], dtype=x.dtype, device=x.device)
     first = 0
     for e in range(experts):
-        last = first + counts[e]
-        if last > first:
-            r = rows[first:last]
-            gu = self.expert_project_plain(h.index_select(0, r), weights[2][e], weights[4], weights[5], e, scale)
+        for a, b in self.pieces(first, counts[e], block):
+            r = rows[a:b]
+            gu = self.expert_project_plain(h.index_select(0, r), weights[2], e, weights[4], weights[5], scale)
             act = torch.silu(gu[:, :inner]) * gu[:, inner:]
-            o = self.expert_project_plain(act, weights[3][e], weights[6], weights[7], e, scale)
-            sorted[first:last].copy_(o.mul_(gc.index_select(0, r)).sum(1))
-        first = last
+            o = self.expert_project_plain(act, weights[3], e, weights[6], weights[7], scale)
+            sorted[a:b].copy_(o.mul_(gc.index_select(0, r)).sum(1))
+        first += counts[e]
     dw = torch.empty_like(sorted).index_copy_(0, order, sorted).reshape([-1, extra])
     # The weight that the expert would have with factor 1, the other weights as they are.
     within = self.inside(logits, outside)
