@@ -56,11 +56,11 @@ public final class PeftAdapter {
 
     static final String GATE_UP = "mlp.experts.gate_up_proj";
     static final String DOWN = "mlp.experts.down_proj";
-
     static final String ROUTER = "mlp.gate.weight";
     static final String PREFIX = "base_model.model.";
     static final String LORA_A = ".lora_A";
     static final String LORA_B = ".lora_B";
+
     private final Path folder;
     private final int rank;
     private final double alpha;

@@ -23,13 +23,14 @@ final class PeftReading {
 
     private static final Pattern STACKED =
             Pattern.compile(
-                    "model\\.layers\\.(\\d+)\\.mlp\\.experts\\.(base_layer\\.)?lora_([AB])\\.weight");
+                    "model\\.layers\\.(\\d{1,9})\\.mlp\\.experts\\.(base_layer\\.)?lora_([AB])\\.weight");
     private static final Pattern SINGLE =
             Pattern.compile(
-                    "(model\\.layers\\.(\\d+)\\.(?:block_sparse_moe|mlp)\\.experts\\.(\\d+)"
+                    "(model\\.layers\\.(\\d{1,9})\\.(?:block_sparse_moe|mlp)\\.experts\\.(\\d{1,9})"
                             + "\\.(w1|w2|w3|gate_proj|up_proj|down_proj))\\.lora_([AB])\\.weight");
     private static final Pattern WHOLE_ROUTER =
-            Pattern.compile("model\\.layers\\.(\\d+)\\.(?:block_sparse_moe|mlp)\\.gate\\.weight");
+            Pattern.compile(
+                    "model\\.layers\\.(\\d{1,9})\\.(?:block_sparse_moe|mlp)\\.gate\\.weight");
 
     /** A and B of some rows of one expert's matrix. */
     private record Factors(
@@ -47,7 +48,6 @@ final class PeftReading {
     private final PeftConfig peft;
     private final SafetensorsReader reader;
     private final Map<String, List<Factors>> pieces = new TreeMap<>();
-
     private final Map<String, float[]> routers = new TreeMap<>();
 
     PeftReading(Path folder, MoeConfig config, PeftConfig peft, SafetensorsReader reader) {
@@ -156,6 +156,15 @@ final class PeftReading {
         int in = isDown ? config.intermediateSize() : config.hiddenSize();
         int out = isDown ? config.hiddenSize() : 2 * config.intermediateSize();
         int r = peft.rankOf(parameter);
+        if (r < 1) {
+            throw new CheckpointException(
+                    peft.file()
+                            + ": the rank of "
+                            + parameter
+                            + " is "
+                            + r
+                            + ": it must be 1 or more");
+        }
         float[] a = read(at + "lora_A.weight", new long[] {(long) experts * r, in});
         float[] b = read(at + "lora_B.weight", new long[] {out, (long) r * experts});
         double scale = peft.scaleOf(parameter, r);
@@ -184,6 +193,9 @@ final class PeftReading {
         int out = isDown ? hidden : inner;
         long[] shape = reader.info(tensorA).shape();
         int r = shape.length == 2 ? (int) shape[0] : 0;
+        if (r < 1) {
+            throw wrong(tensorA, "has the shape " + Arrays.toString(shape) + ", not [rank, in]");
+        }
         float[] a = read(tensorA, new long[] {r, in});
         float[] b = read(partner(tensorA, "A", "B"), new long[] {out, r});
         String parameter =

@@ -141,7 +141,8 @@ public final class Experts extends AbstractBlock {
             throw new IllegalStateException(
                     "'"
                             + weight.getName()
-                            + "' is not finite after merging its adapter: load the model again");
+                            + "' is not finite after merging its adapter: if the merge was for good, load"
+                            + " the model again");
         }
         return changed;
     }
@@ -150,7 +151,8 @@ public final class Experts extends AbstractBlock {
      * Merges the adapters for a while. A copy of the weights is kept.
      *
      * @return what undoes it when closed
-     * @throws IllegalStateException as {@link #mergeAdapters}
+     * @throws IllegalStateException as {@link #mergeAdapters}; then weights and adapters are as
+     *     before
      */
     public MergedAdapters mergeAdaptersForNow() {
         return new MergedAdapters(this);

@@ -36,7 +36,7 @@ public final class MergedAdapters implements AutoCloseable {
             merged = true;
         } finally {
             if (!merged) {
-                copies.forEach(NDArray::close);
+                restoreWeights();
             }
         }
     }
@@ -70,10 +70,14 @@ public final class MergedAdapters implements AutoCloseable {
                     "The weights' type has changed since the merge: undo that first");
         }
         experts.reattach(adapters);
+        restoreWeights();
+        closed = true;
+    }
+
+    private void restoreWeights() {
         for (int i = 0; i < copies.size(); i++) {
             HalfArrays.copy(weights().get(i).getArray(), copies.get(i));
             copies.get(i).close();
         }
-        closed = true;
     }
 }

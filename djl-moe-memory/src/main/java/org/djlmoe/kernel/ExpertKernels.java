@@ -152,7 +152,7 @@ public final class ExpertKernels {
      * @param x [N, H]
      * @param weights the layer's weights
      * @param settings the layer's settings
-     * @param scratch of any pass
+     * @param scratch of any kind, of any number of rows
      * @param logits [N, E], filled
      */
     public static void routerLogits(
@@ -313,6 +313,9 @@ public final class ExpertKernels {
     /**
      * Adds that gradient for dropped experts: on every row the best of them run to learn what they
      * would have added, though they take no part in the output.
+     *
+     * <p>No scratch is used: normed rows and logits of the whole chunk are allocated, and at a time
+     * what an expert makes of {@link ExpertScratch#blockRows} rows.
      *
      * @param x [N, H]
      * @param g gradient of the output [N, H]

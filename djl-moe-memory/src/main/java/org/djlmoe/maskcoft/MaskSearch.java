@@ -147,10 +147,23 @@ public final class MaskSearch {
                             .optEstimator(learning.estimator())
                             .optWeights(weights)
                             .build();
-            model.train(model.decoder().maskParameters()::containsKey);
-            // Theta is the learner's: this one is never stepped.
-            Optimizer none = Optimizer.sgd().setLearningRateTracker(Tracker.fixed(0)).build();
-            trainer = new LanguageModelTrainer(model, none, 0);
+            LanguageModelTrainer made = null;
+            try {
+                model.train(model.decoder().maskParameters()::containsKey);
+                // Theta is the learner's: this one is never stepped.
+                Optimizer none = Optimizer.sgd().setLearningRateTracker(Tracker.fixed(0)).build();
+                made = new LanguageModelTrainer(model, none, 0);
+            } finally {
+                if (made == null) {
+                    restore();
+                }
+            }
+            trainer = made;
+        }
+
+        private void restore() {
+            masks.detach();
+            frozen.forEach(Parameter::freeze);
         }
 
         @Override
@@ -163,8 +176,7 @@ public final class MaskSearch {
         @Override
         public void close() {
             trainer.close();
-            masks.detach();
-            frozen.forEach(Parameter::freeze);
+            restore();
         }
     }
 }

@@ -6,7 +6,6 @@ import java.util.List;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.cache.LoadReplay;
 import org.djlmoe.data.TokenBatch;
-import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
@@ -36,36 +35,7 @@ public record PriorSweep(List<Point> points, Point chosen, boolean withinLimit) 
     public static final double TOLERANCE = 1.01;
 
     /**
-     * Measures a model under priors of several strengths.
-     *
-     * @param model the co-adapted model
-     * @param mask the preferred experts
-     * @param priors candidates
-     * @param text validation text, neither trained on nor reported
-     * @param cacheSize experts a layer that the replayed cache holds
-     * @param policy the replayed cache's policy
-     * @param listener is told of every prior
-     * @return a point a prior, in their order
-     */
-    public static List<Point> measure(
-            LanguageModel model,
-            ExpertMask mask,
-            List<SelectionPrior> priors,
-            Iterable<TokenBatch> text,
-            int cacheSize,
-            EvictionPolicy.Type policy,
-            StageListener listener) {
-        return measure(
-                model,
-                priors.stream().map(prior -> new ExpertPrior(mask, prior)).toList(),
-                text,
-                cacheSize,
-                policy,
-                listener);
-    }
-
-    /**
-     * Measures a model under priors that may differ in more than their strength.
+     * Measures a model under several priors.
      *
      * @param model the co-adapted model
      * @param priors candidates

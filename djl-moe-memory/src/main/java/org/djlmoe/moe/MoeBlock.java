@@ -366,7 +366,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
         Gradients.add(losses.get(0).mul(balanceCoefficient).add(losses.get(1).mul(zCoefficient)));
     }
 
-    /** Parameters in the order of the kernels, null for absent ones. */
+    /** The last three of the kernels' weights, null for absent ones. */
     List<Parameter> sharedWeights() {
         return shared == null ? Collections.nCopies(3, null) : shared.weights();
     }

@@ -15,6 +15,7 @@ import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.routing.MaskLogits;
+import org.djlmoe.routing.Router;
 
 /**
  * One pass of a {@link MoeBlock}: router over all tokens, then the experts one after the other,
@@ -33,8 +34,8 @@ final class MoeSegment implements Segment {
     private final NDArray mask;
     private final boolean training;
     private final ExpertKernels.Settings settings;
-    private int excluded;
     private final DispatchedExperts dispatched;
+    private int excluded;
 
     /**
      * @param mask which tokens count in losses and statistics, 0 for those that do not; or nothing
@@ -57,6 +58,10 @@ final class MoeSegment implements Segment {
 
     @Override
     public NDList forward(SegmentContext context, NDList inputs) {
+        if (context.isRecording() && trainsMask() && dispatched != null) {
+            throw new IllegalStateException(
+                    "Mask logits train in one process only: detach the mask or the group");
+        }
         NDArray x = rows(inputs.head());
         NDManager manager = x.getManager();
         long tokens = x.getShape().get(0);
@@ -75,24 +80,27 @@ final class MoeSegment implements Segment {
         try (ExpertScratch scratch =
                 ExpertScratch.forward(
                         context.manager(), block.chunkRows(tokens), settings.topK(), weights)) {
-            if (block.router().selector() == null) {
+            Router router = block.router();
+            router.refuseSelector(training);
+            if (router.selector() == null) {
                 ExpertKernels.route(
                         x, 0, 1, weights, settings, selection, counted, sums, ids, combine,
                         scratch);
-                if (block.router().logitObserver() != null) {
-                    try (NDArray logits = logits(x, weights, scratch)) {
-                        block.router().logitObserver().accept(logits);
+            }
+            if (router.selector() != null || router.logitObserver() != null) {
+                try (NDArray logits = logits(x, weights, scratch)) {
+                    if (router.logitObserver() != null) {
+                        router.logitObserver().accept(logits);
+                    }
+                    if (router.selector() != null) {
+                        try (NDArray chosen = router.select(logits)) {
+                            chosen.copyTo(ids);
+                        }
+                        ExpertKernels.combine(logits, settings, counted, sums, ids, combine);
                     }
                 }
-            } else {
-                block.router().refuseSelector(training);
-                try (NDArray logits = logits(x, weights, scratch);
-                        NDArray chosen = block.router().select(logits)) {
-                    chosen.copyTo(ids);
-                    ExpertKernels.combine(logits, settings, counted, sums, ids, combine);
-                }
             }
-            block.router().observe(ids);
+            router.observe(ids);
             if (dispatched == null) {
                 ExpertKernels.forward(x, 0, 1, weights, settings, ids, combine, scratch, y);
             }
@@ -123,14 +131,10 @@ final class MoeSegment implements Segment {
                 // Copies: arrays from values point into Java's memory.
                 context.save("outside", selection.outside().duplicate());
             }
-            MaskLogits mask = block.router().mask();
-            if (training && mask != null && mask.trains()) {
-                if (dispatched != null) {
-                    throw new IllegalStateException(
-                            "Mask logits train in one process only: detach the mask or the group");
-                }
-                context.save("slopes", mask.slopes(x.getManager()));
-                excluded = excluded(mask, selection);
+            if (trainsMask()) {
+                MaskLogits logits = block.router().mask();
+                context.save("slopes", logits.slopes(x.getManager()));
+                excluded = excluded(logits, selection);
                 if (excluded > 0) {
                     context.save("bias", selection.bias().duplicate());
                 }
@@ -153,10 +157,7 @@ final class MoeSegment implements Segment {
         }
         NDArray ids = context.get("ids");
         NDArray combine = context.get("combine");
-        NDArray counted =
-                hasMask() && wantsLosses() && x.size() > 0
-                        ? context.get("mask")
-                        : TorchKernels.nothing();
+        NDArray counted = context.find("mask").orElseGet(TorchKernels::nothing);
         NDArray losses = lossGradients(context, outputGradients);
         NDArray outside = context.find("outside").orElseGet(TorchKernels::nothing);
         NDArray slopes = context.find("slopes").orElse(null);
@@ -249,15 +250,15 @@ final class MoeSegment implements Segment {
     }
 
     /** How many dropped experts a row run for their gradient. */
-    private int excluded(MaskLogits mask, ExpertKernels.Selection selection) {
-        if (mask.excluded() == 0 || selection.bias().size() == 0) {
+    private static int excluded(MaskLogits logits, ExpertKernels.Selection selection) {
+        if (logits.excluded() == 0 || selection.bias().size() == 0) {
             return 0;
         }
         int dropped = 0;
         for (double added : selection.bias().toDoubleArray()) {
             dropped += added == Double.NEGATIVE_INFINITY ? 1 : 0;
         }
-        return Math.min(mask.excluded(), dropped);
+        return Math.min(logits.excluded(), dropped);
     }
 
     @Override
@@ -287,8 +288,8 @@ final class MoeSegment implements Segment {
 
     @Override
     public boolean hasTrainableParameters() {
-        MaskLogits mask = block.router().mask();
-        return (mask != null && mask.trains())
+        MaskLogits logits = block.router().mask();
+        return (logits != null && logits.trains())
                 || parameters().stream().anyMatch(p -> p != null && p.requiresGradient());
     }
 
@@ -297,8 +298,10 @@ final class MoeSegment implements Segment {
         return training || block.hasLossOutputs();
     }
 
-    private boolean hasMask() {
-        return mask != TorchKernels.nothing();
+    /** Whether backward has to leave a gradient with the router's mask logits. */
+    private boolean trainsMask() {
+        MaskLogits logits = block.router().mask();
+        return training && logits != null && logits.trains();
     }
 
     private NDArray newSums(NDManager manager) {
@@ -307,7 +310,9 @@ final class MoeSegment implements Segment {
 
     /** A copy: what was given may be gone when backward runs. */
     private NDArray maskOf(long tokens) {
-        return hasMask() ? mask.toType(DataType.FLOAT32, true).reshape(tokens) : mask;
+        return mask == TorchKernels.nothing()
+                ? mask
+                : mask.toType(DataType.FLOAT32, true).reshape(tokens);
     }
 
     private static NDArray rows(NDArray array) {

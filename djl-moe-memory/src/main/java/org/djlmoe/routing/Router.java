@@ -302,8 +302,9 @@ public final class Router extends AbstractBlock {
      *
      * @param logits [N, E], one row a token, in order
      * @return ids INT64 [N, k], owned by the manager of the logits
-     * @throws IllegalStateException if the prior is one over probabilities, which no selector of
-     *     logits can add to, or if the selector chose what it may not
+     * @throws IllegalStateException if there is a prior or a balancing bias over probabilities,
+     *     which no selector of logits can add to, if combine weights come from the kept experts
+     *     alone, or if the selector chose what it may not
      */
     public NDArray select(NDArray logits) {
         if (bias != null && byProbability) {
@@ -315,6 +316,11 @@ public final class Router extends AbstractBlock {
             throw new IllegalStateException(
                     "A token selector takes combine weights from all experts: use"
                             + " MaskedWeights.ALL");
+        }
+        if (hasBalance()) {
+            throw new IllegalStateException(
+                    "A token selector ranks logits, but the balancing bias of this router is added"
+                            + " to probabilities: leave selectors to models without one");
         }
         double[] added = bias == null ? new double[experts] : bias.clone();
         float[] all = logits.toFloatArray();
@@ -374,11 +380,12 @@ public final class Router extends AbstractBlock {
             // Whoever thaws all parameters of a model thaws this one too.
             balanceBias.freeze(true);
         }
-        double[] values = balanceValues();
         // Without any, logits rank: probabilities may tie where logits do not.
-        return Arrays.stream(values).allMatch(b -> b == 0)
-                ? TorchKernels.nothing()
-                : manager.create(values);
+        return hasBalance() ? manager.create(balanceValues()) : TorchKernels.nothing();
+    }
+
+    private boolean hasBalance() {
+        return balanceBias != null && Arrays.stream(balanceValues()).anyMatch(b -> b != 0);
     }
 
     private double[] balanceValues() {

@@ -51,6 +51,7 @@ def block_rows(self, scratch: Tensor, block: int, before: int, n: int, width: in
 def chunk_rows(self, x: Tensor, start: int, step: int, first: int, last: int) -> Tensor:
     return x[start + first * step:start + last * step:step]
 
+# How many rows those are in all.
 def chunk_size(self, x: Tensor, start: int, step: int) -> int:
     return max(0, (x.size(0) - start + step - 1) // step)
 
@@ -60,6 +61,7 @@ def norm_block(self, x: Tensor, gamma: Tensor, eps: float, h: Tensor) -> Tensor:
         return x
     return torch.mul(x, self.row_scale(x, eps), out=h).mul_(gamma)
 
+# 1 / sqrt(mean(x^2) + eps) of every row, [n, 1].
 def row_scale(self, x: Tensor, eps: float) -> Tensor:
     norm = torch.linalg_vector_norm(x, 2, [1], True)
     return norm.mul_(norm).div_(x.size(1)).add_(eps).rsqrt_()
@@ -79,6 +81,7 @@ def add_router_sums(self, logits: Tensor, ids: Tensor, mask: Tensor, sums: Tenso
     sums[2 * experts + 1:].add_(logits.size(0))
     return 0
 
+# The chunk's part of a mask that may be empty.
 def mask_rows(self, mask: Tensor, start: int, step: int, first: int, last: int) -> Tensor:
     return self.chunk_rows(mask, start, step, first, last) if mask.numel() > 0 else mask
 
@@ -129,6 +132,7 @@ def router_loss_gradients(self, sums: Tensor, balance: float, z: float) -> Tenso
     n = torch.clamp_min(sums[2 * e + 1:], 1.0)
     return torch.cat([sums[e:2 * e] * (balance * e) / (n * n), torch.reciprocal(n) * z], 0).to(dtype=6)
 
+# The logits that the softmax of the combine weights sees.
 def inside(self, logits: Tensor, outside: Tensor) -> Tensor:
     return logits if outside.numel() == 0 else logits + outside
 
@@ -216,6 +220,7 @@ def block_backward(self, rows: Tensor, g: Tensor, alpha: Tensor, dalpha: Tensor,
     g.mul_(alpha)
     return 0
 
+# Rank of the adapters, 0 without.
 def rank(self, weights: List[Tensor]) -> int:
     return weights[4].size(1) if weights[4].numel() > 0 else 0
 
@@ -341,6 +346,7 @@ def logits_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renorma
         dlogits.add_(d)
     return dlogits
 
+# Gradient of the logits for that of combine_weights.
 def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renormalize: bool) -> Tensor:
     if renormalize:
         w = torch.softmax(logits.gather(1, ids), 1)
@@ -350,6 +356,7 @@ def combine_backward(self, logits: Tensor, ids: Tensor, dcombine: Tensor, renorm
     dp = torch.zeros_like(logits).scatter_(1, ids, dcombine)
     return p * (dp - (p * dp).sum(1, True))
 
+# Backward of a chunk, the experts first; fills dx rows start, start + step, ...
 # reported [N, k] is filled with the gradients of the combine weights, unless it is empty.
 # Scratch: as block_backward, and behind it H for rows and H for gradients.
 def experts_backward(self, x: Tensor, start: int, step: int, g: Tensor, weights: List[Tensor], grads: List[Tensor], eps: float, scale: float, residual: bool, renormalize: bool, dlosses: Tensor, mask: Tensor, outside: Tensor, ids: Tensor, combine: Tensor, block: int, wide: Tensor, half: Tensor, dx: Tensor, reported: Tensor) -> int:
@@ -412,7 +419,7 @@ def norm_block_backward(self, x: Tensor, gamma: Tensor, eps: float, d: Tensor, d
     d.sub_(xhat.mul_(mean)).mul_(rstd)
     return 0
 
-# Scratch of as many numbers; half is of the experts' type, and empty if that is F32.
+# Scratch of `wide` and `half` numbers; the latter is of the experts' type, and empty if that is F32.
 def experts_scratch(self, weights: List[Tensor], wide: int, half: int) -> Tuple[Tensor, Tensor]:
     w = weights[3]
     n = 0 if w.dtype == 6 else half
@@ -461,14 +468,14 @@ def experts_plain(self, h: Tensor, ids: Tensor, combine: Tensor, weights: List[T
     for e in range(weights[0].size(0)):
         route = torch.nonzero(torch.eq(flat, e)).reshape(-1)
         r = torch.floor_divide(route, k)
-        gu = self.expert_project_plain(h.index_select(0, r), weights[0][e], weights[2], weights[3], e, factor)
+        gu = self.expert_project_plain(h.index_select(0, r), weights[0], e, weights[2], weights[3], factor)
         act = torch.silu(gu[:, :inner]) * gu[:, inner:]
-        o = self.expert_project_plain(act, weights[1][e], weights[4], weights[5], e, factor)
+        o = self.expert_project_plain(act, weights[1], e, weights[4], weights[5], factor)
         y = y.index_add(0, r, o * alpha.index_select(0, route).unsqueeze(1))
     return y
 
-def expert_project_plain(self, x: Tensor, w: Tensor, a: Tensor, b: Tensor, e: int, scale: float) -> Tensor:
-    y = self.project(x, w)
+def expert_project_plain(self, x: Tensor, w: Tensor, e: int, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    y = self.project(x, w[e])
     if a.numel() == 0:
         return y
     return y + torch.mm(torch.mm(x, a[e].t()), b[e].t()) * scale

@@ -348,6 +348,7 @@ class PeftAdapterTest {
                         + " | base_layer.lora_A",
                 "r: 3, lora_alpha: 4, target_parameters: [`gate_up_proj`] | [9, 8]",
                 "r: 2, lora_alpha: 4, target_parameters: [`down_proj`] | [6, 4]",
+                "r: 0, lora_alpha: 4, target_parameters: [`down_proj`] | 1 or more",
                 "lora_alpha: 4 | lacks r",
                 "r: 4 | lora_alpha",
                 "r: 2, lora_alpha: 4, use_dora: true | use_dora",
@@ -373,6 +374,8 @@ class PeftAdapterTest {
         "0.mlp.experts.0.w1.lora_A.weight, 2, 8, lora_B",
         "0.mlp.experts.0.w1.lora_B.weight, 4, 2, lora_A",
         "0.mlp.experts.0.w1.lora_A.weight, 2, 5, '[2, 5]'",
+        "0.mlp.experts.0.w1.lora_A.weight, 0, 8, '[0, 8]'",
+        "99999999999.mlp.experts.0.w1.lora_A.weight, 2, 8, something other",
         "0.mlp.gate.weight, 3, 8, no adapter of experts",
         "0.mlp.gate.weight, 8, 3, '[8, 3]'"
     })

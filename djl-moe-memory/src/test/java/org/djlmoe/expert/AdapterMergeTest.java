@@ -240,11 +240,15 @@ class AdapterMergeTest {
     }
 
     @Test
-    void merge_sumOverflows_errorNamesTheWeight() {
+    void merge_sumOverflows_errorNamesTheWeightAndForNowIsUndone() {
         Experts experts = experts(false);
         LoraExperts lora = attach(experts, 0.4);
         fill(lora.weights().get(0), 3, 1e25);
         fill(lora.weights().get(1), 3, 1e25);
+        float[] gateUp = wide(experts.gateUp());
+        assertThrows(IllegalStateException.class, experts::mergeAdaptersForNow);
+        assertSame(lora, experts.adapters());
+        assertArrayEquals(gateUp, wide(experts.gateUp()));
         IllegalStateException e = assertThrows(IllegalStateException.class, experts::mergeAdapters);
         assertTrue(e.getMessage().contains("experts.gate_up_proj"), e.getMessage());
     }

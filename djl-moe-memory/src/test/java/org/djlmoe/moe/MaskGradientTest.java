@@ -72,15 +72,29 @@ class MaskGradientTest {
 
         final MoeBlock block;
         final Trainer trainer;
-        final double[] x = random(new Random(3), TOKENS * HIDDEN, 1);
-        final double[] dy = random(new Random(4), TOKENS * HIDDEN, 1);
+        final int tokens;
+        final double[] x;
+        final double[] dy;
         final boolean renormalize;
         final int topK;
         final NDArray input;
 
         Case(int topK, boolean renormalize, int chunkTokens, boolean bounded) {
+            this(model, TOKENS, topK, renormalize, chunkTokens, bounded);
+        }
+
+        Case(
+                Model model,
+                int tokens,
+                int topK,
+                boolean renormalize,
+                int chunkTokens,
+                boolean bounded) {
+            this.tokens = tokens;
             this.topK = topK;
-            for (int t = 0; t < TOKENS; t++) {
+            x = random(new Random(3), tokens * HIDDEN, 1);
+            dy = random(new Random(4), tokens * HIDDEN, 1);
+            for (int t = 0; t < tokens; t++) {
                 x[t * HIDDEN] = 1 + t % 3;
             }
             this.renormalize = renormalize;
@@ -106,8 +120,8 @@ class MaskGradientTest {
                                             .build())
                             .optDevices(new Device[] {Device.cpu()});
             trainer = bounded ? new BoundedTrainer(model, config) : model.newTrainer(config);
-            trainer.initialize(new Shape(TOKENS, HIDDEN));
-            input = array(trainer.getManager(), x, TOKENS, HIDDEN);
+            trainer.initialize(new Shape(tokens, HIDDEN));
+            input = array(trainer.getManager(), x, tokens, HIDDEN);
             input.setRequiresGradient(true);
         }
 
@@ -117,7 +131,7 @@ class MaskGradientTest {
 
         float[] differentiate() {
             NDManager manager = trainer.getManager();
-            NDArray upstream = array(manager, dy, TOKENS, HIDDEN);
+            NDArray upstream = array(manager, dy, tokens, HIDDEN);
             dirtyMemory(manager);
             try (GradientCollector collector = trainer.newGradientCollector()) {
                 NDArray y = trainer.forward(new NDList(input)).singletonOrThrow();
@@ -223,6 +237,31 @@ class MaskGradientTest {
                 }
             }
             assertTrue(excluded == 0 || ran.contains(1) || ran.contains(4));
+        }
+    }
+
+    /** Both dropped experts get all rows: three blocks of a chunk, or one of each smaller chunk. */
+    @Test
+    void backward_excludedExpertsInSeveralBlocks_asInOne() {
+        double[] slopes = new double[EXPERTS];
+        Arrays.fill(slopes, 1);
+        double[][] gradients = new double[2][EXPERTS];
+        int[] chunkTokens = {200, 4096};
+        for (int i = 0; i < 2; i++) {
+            model.getNDManager().getEngine().setRandomSeed(9);
+            try (Model own = Model.newInstance("moe", "PyTorch");
+                    Case c = new Case(own, 1100, 2, true, chunkTokens[i], true)) {
+                c.block.router().setPrior(KEPT, SelectionPrior.hardMask());
+                c.mask().setSlopes(slopes, 2);
+                c.differentiate();
+                float[] row = c.maskGradient();
+                Arrays.setAll(gradients[i], e -> row[e]);
+            }
+        }
+        assertTrue(gradients[0][1] != 0 && gradients[0][4] != 0);
+        for (int e = 0; e < EXPERTS; e++) {
+            double bound = BOUND * Math.max(1, Math.abs(gradients[0][e]));
+            assertEquals(gradients[0][e], gradients[1][e], bound, "expert " + e);
         }
     }
 

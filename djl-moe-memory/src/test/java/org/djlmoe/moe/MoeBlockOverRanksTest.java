@@ -28,6 +28,7 @@ import org.djlmoe.parallel.InProcessGroup;
 import org.djlmoe.parallel.ProcessGroup;
 import org.djlmoe.parallel.ProcessGroupException;
 import org.djlmoe.parallel.SoloGroup;
+import org.djlmoe.routing.MaskLogits;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -237,6 +238,36 @@ class MoeBlockOverRanksTest {
                                 .head();
                 assertEquals(x.getShape(), y.getShape());
             }
+        }
+    }
+
+    /** Every rank refuses, before it exchanges anything: none waits for another. */
+    @Test
+    void forward_maskThatTrains_refusedUnlessDetached() {
+        Random random = new Random(6);
+        double[] x = random(random, 3 * HIDDEN, 1);
+        double[] dy = random(random, 3 * HIDDEN, 1);
+        List<String> refusals =
+                InProcessGroup.run(
+                        2,
+                        group -> {
+                            try (NDManager manager = NDManager.newBaseManager()) {
+                                MoeBlock block = builder().optGroup(group).build();
+                                MaskLogits mask = block.router().attachMask();
+                                block.initialize(
+                                        manager, DataType.FLOAT32, new Shape(1, 2, HIDDEN));
+                                mask.setSlopes(new double[EXPERTS], 0);
+                                IllegalStateException e =
+                                        assertThrows(
+                                                IllegalStateException.class,
+                                                () -> run(block, x, dy));
+                                block.router().detachMask();
+                                assertEquals(x.length, run(block, x, dy).dx().length);
+                                return e.getMessage();
+                            }
+                        });
+        for (String message : refusals) {
+            assertTrue(message.contains("Mask logits train in one process only"), message);
         }
     }
 

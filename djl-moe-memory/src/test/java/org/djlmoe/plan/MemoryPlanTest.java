@@ -15,13 +15,13 @@ import java.util.function.UnaryOperator;
 import net.jqwik.api.ForAll;
 import net.jqwik.api.Property;
 import net.jqwik.api.constraints.IntRange;
-import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.model.MoeConfig;
 import org.junit.jupiter.api.Test;
 
 class MemoryPlanTest {
 
     private static final long MB = 1 << 20;
+    private static final int ONE_MORE_EXPERT = 3;
 
     private static MoeConfig.Builder tiny() {
         return MoeConfig.builder()
@@ -200,8 +200,12 @@ class MemoryPlanTest {
         assertEquals(plan.peakBytes(), atPeak);
     }
 
-    @Property(tries = 100)
-    void of_largerAnything_neverNeedsLess(
+    /**
+     * More of anything needs more. One more expert makes the even share of a chunk smaller, and the
+     * experts' scratch with it; it saves at most that.
+     */
+    @Property(tries = 100, seed = "1")
+    void of_largerAnything_needsMoreButForSmallerBlocks(
             @ForAll @IntRange(min = 1, max = 4) int heads,
             @ForAll @IntRange(min = 1, max = 300) int inner,
             @ForAll @IntRange(min = 1, max = 6) int layers,
@@ -222,7 +226,7 @@ class MemoryPlanTest {
         if (rank > 0) {
             settings.optAdapters(rank);
         }
-        long base = shape.plan(settings).peakBytes();
+        MemoryPlan base = shape.plan(settings);
         List<UnaryOperator<Shape>> growths =
                 List.of(
                         s ->
@@ -289,20 +293,28 @@ class MemoryPlanTest {
                                         s.batch,
                                         s.sequence + 1));
         for (int i = 0; i < growths.size(); i++) {
-            Shape larger = growths.get(i).apply(shape);
-            long grown = larger.plan(settings).peakBytes();
-            // One more expert makes the even share of a chunk smaller, and the scratch with it.
-            assertTrue(grown > base || larger.block() < shape.block(), "growth " + i);
+            MemoryPlan grown = growths.get(i).apply(shape).plan(settings);
+            long saved = savedByExperts(base, grown);
+            assertTrue(saved == 0 || i == ONE_MORE_EXPERT, "growth " + i + " saved " + saved);
+            // An allocator that keeps memory counts what comes and goes twice.
+            long allowed = keeps ? 2 * saved : saved;
+            assertTrue(grown.peakBytes() > base.peakBytes() - allowed, "growth " + i);
         }
-        assertTrue(shape.plan(settings).unboundedBytes() > 0);
+        assertTrue(base.unboundedBytes() > 0);
+    }
+
+    /** By how much the experts' scratch is smaller in some phase. */
+    private static long savedByExperts(MemoryPlan base, MemoryPlan grown) {
+        Component before = line(base, "experts");
+        Component after = line(grown, "experts");
+        return base.phases().keySet().stream()
+                .mapToLong(phase -> Math.max(0, before.bytes(phase) - after.bytes(phase)))
+                .max()
+                .orElseThrow();
     }
 
     private record Shape(
             int heads, int inner, int layers, int experts, int vocab, int batch, int sequence) {
-
-        int block() {
-            return ExpertScratch.blockRows((long) batch * sequence, 2, experts);
-        }
 
         MoeConfig config() {
             return MoeConfig.builder()

@@ -3,6 +3,7 @@ package org.djlmoe.training;
 import static org.djlmoe.reference.Numbers.array;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
@@ -16,6 +17,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.training.ParameterStore;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
@@ -203,6 +205,19 @@ class CachePriorsTest {
     }
 
     @Test
+    void forward_selectorAndLogitObserver_observerSeesTheLogits() {
+        try (LanguageModel model = model()) {
+            Router router = model.decoder().moeBlocks().get(0).router();
+            List<Shape> seen = new ArrayList<>();
+            router.setSelector((z, added, top) -> TokenSelector.top(z, z, 0, top));
+            router.setLogitObserver(logits -> seen.add(logits.getShape()));
+            evaluate(model);
+            assertFalse(seen.isEmpty());
+            seen.forEach(shape -> assertEquals(router.experts(), shape.getLastDimension()));
+        }
+    }
+
+    @Test
     void close_always_routersChooseAsBefore() {
         try (LanguageModel model = model()) {
             CachePriors.attach(model, 1, List.of(1.0, 1.0), 3, EvictionPolicy.Type.LRU, 1).close();
@@ -234,6 +249,15 @@ class CachePriorsTest {
             assertFailure("A token selector chose", router, store, x, false);
             router.setPrior(kept, SelectionPrior.probability(1));
             assertFailure("A token selector ranks logits", router, store, x, false);
+
+            Router balanced = new Router(3, 3, 2, true, 0.02, 0.1);
+            balanced.initialize(manager, DataType.FLOAT32, new Shape(-1, 3));
+            balanced.setSelector((logits, added, chosen) -> Arrays.setAll(chosen, i -> i));
+            assertEquals(2, balanced.forward(store, new NDList(x), false).size());
+            balanced.addLoad(new long[] {2, 1, 0});
+            balanced.updateBalanceBias();
+            assertFailure(
+                    "A token selector ranks logits, but the balancing", balanced, store, x, false);
         }
     }
 
