@@ -314,9 +314,6 @@ public final class ExpertKernels {
      * Adds that gradient for dropped experts: on every row the best of them run to learn what they
      * would have added, though they take no part in the output.
      *
-     * <p>No scratch is used: normed rows and logits of the whole chunk are allocated, and at a time
-     * what an expert makes of {@link ExpertScratch#blockRows} rows.
-     *
      * @param x [N, H]
      * @param g gradient of the output [N, H]
      * @param weights the layer's weights
