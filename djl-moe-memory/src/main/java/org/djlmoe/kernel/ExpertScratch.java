@@ -82,8 +82,12 @@ public final class ExpertScratch implements AutoCloseable {
         Shape down = weights.get(ExpertKernels.Weights.DOWN.ordinal()).getShape();
         NDArray adapter = weights.get(ExpertKernels.Weights.GATE_UP_A.ordinal());
         long rank = adapter.size() > 0 ? adapter.getShape().get(1) : 0;
-        int block = blockRows(rows, topK, down.get(0));
         long inner = Math.max(down.get(2), sharedInner(weights));
+        int block = blockRows(rows, topK, down.get(0));
+        if (!backward) {
+            boolean half = HalfArrays.isHalf(weights.get(ExpertKernels.Weights.DOWN.ordinal()));
+            block = forwardRows(rows, block, down.get(1), inner, rank, half);
+        }
         NDList arrays =
                 ExpertKernels.scratch(
                         manager,
@@ -100,7 +104,7 @@ public final class ExpertScratch implements AutoCloseable {
     }
 
     /**
-     * Returns how many rows go through an expert at a time.
+     * Returns how many rows go through an expert at a time in a backward pass.
      *
      * @param rows rows of a chunk
      * @param topK experts a row
@@ -110,6 +114,25 @@ public final class ExpertScratch implements AutoCloseable {
     public static int blockRows(long rows, int topK, long experts) {
         long share = (rows * topK + experts - 1) / experts;
         return (int) Math.max(1, Math.min(rows, Math.max(share, MIN_BLOCK_ROWS)));
+    }
+
+    /**
+     * Returns how many rows go through an expert at a time in a forward pass: what the memory of a
+     * backward pass has room for, since larger products are faster.
+     *
+     * @param rows rows of a chunk
+     * @param block rows a block in the backward pass
+     * @param hidden H
+     * @param inner I, or the width of the shared experts if that is larger
+     * @param rank r of the adapters, 0 without
+     * @param halfWeights whether the experts' weights are in half precision
+     * @return rows
+     */
+    public static int forwardRows(
+            long rows, long block, long hidden, long inner, long rank, boolean halfWeights) {
+        long room = bytes(block, hidden, inner, rank, halfWeights, true);
+        long row = bytes(1, hidden, inner, rank, halfWeights, false);
+        return (int) Math.max(1, Math.min(rows, room / row));
     }
 
     /**

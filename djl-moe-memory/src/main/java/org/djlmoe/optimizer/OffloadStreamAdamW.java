@@ -171,9 +171,14 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             parameters.forEach(slot -> gradients.put(slot.path(), slot.gradient()));
             decide(gradients);
             if (!decision.skip) {
-                apply(parameters);
+                apply(parameters, true);
             }
-            kernels.zero(List.copyOf(gradients.values()));
+            if (decision.skip || !decision.expertLoad.isEmpty()) {
+                // Gradients of idle experts are left out of the update.
+                kernels.zero(List.copyOf(gradients.values()));
+            } else {
+                kernels.zeroScattered(List.copyOf(gradients.values()));
+            }
         }
     }
 
@@ -206,7 +211,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             }
             sequence.next(parameterId, path, gradient, this::decide);
             if (!decision.skip) {
-                apply(List.of(new Slot(parameterId, path, weight, gradient)));
+                apply(List.of(new Slot(parameterId, path, weight, gradient)), false);
             }
             Gradients.zero(weight);
         }
@@ -276,7 +281,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         return clipValue > 0 ? clipValue / Math.abs(rescaleGrad) : 0;
     }
 
-    private void apply(List<Slot> parameters) {
+    private void apply(List<Slot> parameters, boolean zero) {
         Map<String, Need> needs = new LinkedHashMap<>();
         Map<String, Slot> slots = new LinkedHashMap<>();
         for (Slot slot : parameters) {
@@ -308,7 +313,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                     (job, state) ->
                             plan.slabs(job.bucket())
                                     .forEach(
-                                            (group, slabs) -> update(group, slabs, state, device)));
+                                            (group, slabs) ->
+                                                    update(group, slabs, state, device, zero)));
         }
     }
 
@@ -351,7 +357,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             UpdatePlan.Group group,
             AdamWKernels.Slabs slabs,
             AdamWKernels.State state,
-            Device device) {
+            Device device,
+            boolean zero) {
         if (group.idle()) {
             kernels.shrink(slabs, state, 1 - group.learningRate() * group.decay());
             return;
@@ -371,7 +378,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                         epsilon,
                         group.decay(),
                         unscaledLimit(),
-                        decision.divisor));
+                        decision.divisor),
+                zero);
     }
 
     private static void checkDevices(List<Slot> parameters) {

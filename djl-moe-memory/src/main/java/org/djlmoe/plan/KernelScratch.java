@@ -283,7 +283,7 @@ final class KernelScratch {
         return 2 * ids + weights;
     }
 
-    /** Rows that go through an expert, or the router, at a time. */
+    /** Rows that go through an expert, or the router, at a time in backward. */
     private long block(PlanSettings settings) {
         return ExpertScratch.blockRows(
                 settings.chunk(), (int) k, PlanSettings.ceil(experts, settings.ranks()));
@@ -296,7 +296,9 @@ final class KernelScratch {
 
     static long moeForward(MoeConfig config, PlanSettings settings) {
         KernelScratch s = new KernelScratch(config, settings);
-        long block = s.block(settings);
+        long block =
+                ExpertScratch.forwardRows(
+                        settings.chunk(), s.block(settings), s.h, s.widest, s.r, s.half);
         long scratch = s.scratch(block, false);
         long logits = s.take(block * s.experts * F32);
         s.take(3 * logits); // sorted values, order

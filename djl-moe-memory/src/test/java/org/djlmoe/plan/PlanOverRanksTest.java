@@ -58,6 +58,9 @@ class PlanOverRanksTest {
 
     private static long planned(PlanSettings settings, boolean backward) {
         long block = ExpertScratch.blockRows(settings.chunk(), TOP_K, EXPERTS / settings.ranks());
+        if (!backward) {
+            block = ExpertScratch.forwardRows(settings.chunk(), block, HIDDEN, INNER, 0, false);
+        }
         return KernelScratch.dispatchRows(config(), settings, backward)
                 + KernelScratch.lentExperts(config(), settings, backward)
                 + ExpertScratch.bytes(block, HIDDEN, INNER, 0, false, backward);

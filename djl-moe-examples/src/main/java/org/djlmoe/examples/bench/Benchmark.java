@@ -3,6 +3,7 @@ package org.djlmoe.examples.bench;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -90,14 +91,14 @@ public final class Benchmark {
                 memory.add(memory(each, folder, results));
                 progress.step(each.name() + ": peak");
             }
-            List<List<Double>> seconds = seconds(progress, folder);
+            Map<Case, List<Double>> seconds = seconds(progress, folder);
             List<Result> rows = new ArrayList<>();
             for (int i = 0; i < cases.size(); i++) {
                 Memory m = memory.get(i);
                 rows.add(
                         new Result(
                                 cases.get(i).name(),
-                                BenchReport.median(seconds.get(i)),
+                                BenchReport.median(seconds.get(cases.get(i))),
                                 m.peakBytes(),
                                 m.loss(),
                                 m.gradient(),
@@ -159,28 +160,31 @@ public final class Benchmark {
         }
     }
 
-    private List<List<Double>> seconds(Progress progress, Path folder) throws IOException {
-        List<ChildJvm> children = new ArrayList<>();
-        List<List<Double>> seconds = new ArrayList<>();
-        try {
-            for (Case each : cases) {
-                Allocator allocator =
-                        each.defaultAllocator() ? Allocator.DEFAULT : Allocator.POOLED;
-                ChildJvm child = ChildJvm.start(each, settings, allocator, folder);
-                children.add(child);
-                child.warmUp();
-                seconds.add(new ArrayList<>());
-                progress.step(each.name() + ": warm-up");
-            }
-            for (int run = 0; run < runs; run++) {
-                for (int i = 0; i < children.size(); i++) {
-                    seconds.get(i).add(children.get(i).run());
-                    progress.step(cases.get(i).name() + ": run " + (run + 1));
+    private Map<Case, List<Double>> seconds(Progress progress, Path folder) throws IOException {
+        Map<Case, List<Double>> seconds = new HashMap<>();
+        for (int round : cases.stream().mapToInt(Case::round).sorted().distinct().toArray()) {
+            List<Case> turns = cases.stream().filter(c -> c.round() == round).toList();
+            Map<Case, ChildJvm> children = new LinkedHashMap<>();
+            try {
+                for (Case each : turns) {
+                    Allocator allocator =
+                            each.defaultAllocator() ? Allocator.DEFAULT : Allocator.POOLED;
+                    ChildJvm child = ChildJvm.start(each, settings, allocator, folder);
+                    children.put(each, child);
+                    child.warmUp();
+                    seconds.put(each, new ArrayList<>());
+                    progress.step(each.name() + ": warm-up");
                 }
-            }
-        } finally {
-            for (ChildJvm child : children) {
-                child.close();
+                for (int run = 0; run < runs; run++) {
+                    for (Case each : turns) {
+                        seconds.get(each).add(children.get(each).run());
+                        progress.step(each.name() + ": run " + (run + 1));
+                    }
+                }
+            } finally {
+                for (ChildJvm child : children.values()) {
+                    child.close();
+                }
             }
         }
         return seconds;

@@ -9,9 +9,15 @@ package org.djlmoe.examples.bench;
  *     itself
  * @param defaultAllocator whether times are taken with the C allocator as it is, and not with one
  *     that keeps what is freed
+ * @param round cases of the same round take turns when times are taken; those of a later one begin
+ *     when all of the earlier have ended
  */
 public record Case(
-        String name, Class<? extends Workload> workload, Case reference, boolean defaultAllocator) {
+        String name,
+        Class<? extends Workload> workload,
+        Case reference,
+        boolean defaultAllocator,
+        int round) {
 
     /**
      * Creates a case whose times are taken with an allocator that keeps what is freed.
@@ -21,6 +27,6 @@ public record Case(
      * @param reference what it is compared with, or null
      */
     public Case(String name, Class<? extends Workload> workload, Case reference) {
-        this(name, workload, reference, false);
+        this(name, workload, reference, false, 0);
     }
 }

@@ -381,8 +381,9 @@ final class BenchCommand implements Runnable {
         @Option(
                 names = "--array",
                 paramLabel = "N",
-                defaultValue = "4000000",
-                description = "Elements of one weight (default: ${DEFAULT-VALUE}).")
+                defaultValue = "25000000",
+                description =
+                        "Elements of one weight, such as a stack of experts (default: ${DEFAULT-VALUE}).")
         private int array;
 
         @Option(
