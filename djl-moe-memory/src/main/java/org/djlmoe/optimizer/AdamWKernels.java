@@ -70,12 +70,7 @@ final class AdamWKernels {
                             one,
                             one);
             State state = new State(manager.ones(new Shape(2)), 1, false);
-            update(
-                    slabs,
-                    state,
-                    TorchKernels.nothing(),
-                    new Rule(0, 0.9, 0.999, 1e-8, 0, 0, 2),
-                    false);
+            update(slabs, state, TorchKernels.nothing(), new Rule(0, 0.9, 0.999, 1e-8, 0, 0, 2));
         }
     }
 
@@ -114,10 +109,8 @@ final class AdamWKernels {
      * Updates slabs.
      *
      * @param scratch F32, as long as the bucket if a gradient is of half precision
-     * @param zero whether gradients are set to zero, while they are in the processor's cache; those
-     *     that are no single run of memory are not
      */
-    void update(Slabs slabs, State state, NDArray scratch, Rule rule, boolean zero) {
+    void update(Slabs slabs, State state, NDArray scratch, Rule rule) {
         kernels.run(
                 "update",
                 slabs.weights,
@@ -136,8 +129,7 @@ final class AdamWKernels {
                 rule.epsilon,
                 rule.decay,
                 rule.limit,
-                rule.divisor,
-                zero);
+                rule.divisor);
     }
 
     /** Multiplies weights by a factor and leaves their running means. */
@@ -197,12 +189,7 @@ final class AdamWKernels {
     }
 
     void zero(List<NDArray> arrays) {
-        kernels.run("zero", arrays, false);
-    }
-
-    /** Sets the gradients to zero that {@link #update} leaves. */
-    void zeroScattered(List<NDArray> arrays) {
-        kernels.run("zero", arrays, true);
+        kernels.run("zero", arrays);
     }
 
     void copy(NDArray target, long targetStart, NDArray source, long sourceStart, long length) {

@@ -171,14 +171,9 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             parameters.forEach(slot -> gradients.put(slot.path(), slot.gradient()));
             decide(gradients);
             if (!decision.skip) {
-                apply(parameters, true);
+                apply(parameters);
             }
-            if (decision.skip || !decision.expertLoad.isEmpty()) {
-                // Gradients of idle experts are left out of the update.
-                kernels.zero(List.copyOf(gradients.values()));
-            } else {
-                kernels.zeroScattered(List.copyOf(gradients.values()));
-            }
+            kernels.zero(List.copyOf(gradients.values()));
         }
     }
 
@@ -211,7 +206,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             }
             sequence.next(parameterId, path, gradient, this::decide);
             if (!decision.skip) {
-                apply(List.of(new Slot(parameterId, path, weight, gradient)), false);
+                apply(List.of(new Slot(parameterId, path, weight, gradient)));
             }
             Gradients.zero(weight);
         }
@@ -281,7 +276,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         return clipValue > 0 ? clipValue / Math.abs(rescaleGrad) : 0;
     }
 
-    private void apply(List<Slot> parameters, boolean zero) {
+    private void apply(List<Slot> parameters) {
         Map<String, Need> needs = new LinkedHashMap<>();
         Map<String, Slot> slots = new LinkedHashMap<>();
         for (Slot slot : parameters) {
@@ -313,8 +308,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                     (job, state) ->
                             plan.slabs(job.bucket())
                                     .forEach(
-                                            (group, slabs) ->
-                                                    update(group, slabs, state, device, zero)));
+                                            (group, slabs) -> update(group, slabs, state, device)));
         }
     }
 
@@ -357,8 +351,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             UpdatePlan.Group group,
             AdamWKernels.Slabs slabs,
             AdamWKernels.State state,
-            Device device,
-            boolean zero) {
+            Device device) {
         if (group.idle()) {
             kernels.shrink(slabs, state, 1 - group.learningRate() * group.decay());
             return;
@@ -378,8 +371,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                         epsilon,
                         group.decay(),
                         unscaledLimit(),
-                        decision.divisor),
-                zero);
+                        decision.divisor));
     }
 
     private static void checkDevices(List<Slot> parameters) {

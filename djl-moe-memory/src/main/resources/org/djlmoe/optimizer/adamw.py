@@ -29,69 +29,22 @@ def floats(self, gradients: List[Tensor], scratch: Tensor, offset: List[int], le
             out.append(wide)
     return out
 
-# Gradients are set to zero if that is asked for, each piece while it is in the cache, unless they are no single run of
-# memory: then what is cut of them may be a copy.
-def update(self, weights: List[Tensor], gradients: List[Tensor], state: Tensor, n: int, master: bool, scratch: Tensor, start: List[int], offset: List[int], length: List[int], step: List[int], lr: float, beta1: float, beta2: float, epsilon: float, decay: float, limit: float, divisor: float, zero: bool) -> int:
+def update(self, weights: List[Tensor], gradients: List[Tensor], state: Tensor, n: int, master: bool, scratch: Tensor, start: List[int], offset: List[int], length: List[int], step: List[int], lr: float, beta1: float, beta2: float, epsilon: float, decay: float, limit: float, divisor: float) -> int:
     w = self.places(weights, start, length)
-    own = self.slabs(gradients, start, length)
-    g = self.floats(own, scratch, offset, length)
+    g = self.floats(self.slabs(gradients, start, length), scratch, offset, length)
     m = self.parts(state, 0, offset, length)
     v = self.parts(state, n, offset, length)
     if limit > 0.0:
         for i in range(len(g)):
             g[i].clamp_(-limit, limit)
-    x = self.parts(state, 2 * n, offset, length) if master else w
-    pieces = self.pieces(length)
-    for k in range(len(pieces)):
-        slab, first, size = pieces[k]
-        px = self.cut(x, slab, first, size)
-        pg = self.cut(g, slab, first, size)
-        steps = annotate(List[int], [])
-        for i in slab:
-            steps.append(step[i])
-        self.adamw(px, pg, self.cut(m, slab, first, size), self.cut(v, slab, first, size), steps, lr, beta1, beta2, epsilon, decay, divisor)
-        if zero:
-            po = self.cut(own, slab, first, size)
-            for i in range(len(slab)):
-                if gradients[slab[i]].is_contiguous():
-                    po[i].zero_()
     if master:
+        x = self.parts(state, 2 * n, offset, length)
+        self.adamw(x, g, m, v, step, lr, beta1, beta2, epsilon, decay, divisor)
         for i in range(len(w)):
             w[i].copy_(x[i])
+    else:
+        self.adamw(w, g, m, v, step, lr, beta1, beta2, epsilon, decay, divisor)
     return 0
-
-def cut(self, arrays: List[Tensor], slab: List[int], first: List[int], size: List[int]) -> List[Tensor]:
-    out = annotate(List[Tensor], [])
-    for i in range(len(slab)):
-        out.append(arrays[slab[i]].narrow(0, first[i], size[i]))
-    return out
-
-# Slabs in pieces of about a million elements together: which slab, from where, how many. Slabs are cut at multiples of 64,
-# as everywhere, since a vector's tail may round differently.
-def pieces(self, length: List[int]) -> List[Tuple[List[int], List[int], List[int]]]:
-    out = annotate(List[Tuple[List[int], List[int], List[int]]], [])
-    slab = annotate(List[int], [])
-    first = annotate(List[int], [])
-    size = annotate(List[int], [])
-    room = 1048576
-    for i in range(len(length)):
-        done = 0
-        while done < length[i]:
-            count = min(length[i] - done, max(64, room // 64 * 64))
-            slab.append(i)
-            first.append(done)
-            size.append(count)
-            done += count
-            room -= count
-            if room <= 0:
-                out.append((slab, first, size))
-                slab = annotate(List[int], [])
-                first = annotate(List[int], [])
-                size = annotate(List[int], [])
-                room = 1048576
-    if len(slab) > 0:
-        out.append((slab, first, size))
-    return out
 
 def shrink(self, weights: List[Tensor], state: Tensor, n: int, master: bool, start: List[int], offset: List[int], length: List[int], factor: float) -> int:
     w = self.places(weights, start, length)
@@ -127,10 +80,9 @@ def is_zero(self, x: Tensor) -> bool:
 def type_code(self, x: Tensor) -> float:
     return float(int(x.dtype))
 
-def zero(self, arrays: List[Tensor], only_scattered: bool) -> int:
+def zero(self, arrays: List[Tensor]) -> int:
     for i in range(len(arrays)):
-        if not only_scattered or not arrays[i].is_contiguous():
-            arrays[i].zero_()
+        arrays[i].zero_()
     return 0
 
 def copy(self, target: Tensor, target_start: int, source: Tensor, source_start: int, length: int) -> int:
