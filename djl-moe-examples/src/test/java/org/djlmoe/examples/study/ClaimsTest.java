@@ -19,7 +19,7 @@ import org.junit.jupiter.api.io.TempDir;
 
 class ClaimsTest {
 
-    private static final StudySettings SETTINGS = StudySettings.of(true, 1, 2, 20);
+    private static final StudySettings SETTINGS = StudySettings.of(true, 1, 5, 20);
 
     @TempDir Path folder;
 
@@ -44,9 +44,13 @@ class ClaimsTest {
 
     /** Loads 3 to 2 in the second point; the perplexity is the control's 4 and something. */
     private static List<Unit> units(double above, double chosenLoads) {
+        return units(above, chosenLoads, 5);
+    }
+
+    private static List<Unit> units(double above, double chosenLoads, int seeds) {
         List<Unit> units = new ArrayList<>();
         units.add(unit(1, 0, series(Arm.BASE, point(0, 3, 5))));
-        for (long seed = 1; seed <= 2; seed++) {
+        for (long seed = 1; seed <= seeds; seed++) {
             units.add(unit(seed, 0, series(Arm.CONTROL, point(0, 3.1, 4))));
             units.add(
                     unit(
@@ -81,6 +85,18 @@ class ClaimsTest {
         assertEquals("yes", verdict(units, "Perplexity is at most 1 %"));
         assertEquals(
                 "yes",
+                verdict(
+                        units,
+                        "At equal loads the learned mask has less perplexity than the random"));
+        assertEquals(
+                "yes", verdict(units, "At equal perplexity the learned mask loads at least 5"));
+    }
+
+    @Test
+    void of_twoSeeds_claimsAboutFiveAreNotMeasured() {
+        List<Unit> units = units(0.02, 2.2, 2);
+        assertEquals(
+                "not measured",
                 verdict(
                         units,
                         "At equal loads the learned mask has less perplexity than the random"));
