@@ -70,8 +70,12 @@ class ClaimsTest {
     }
 
     private static String verdict(List<Unit> units, String start) {
+        return verdict(SETTINGS, units, start);
+    }
+
+    private static String verdict(StudySettings settings, List<Unit> units, String start) {
         List<Claims.Claim> found =
-                Claims.of(SETTINGS, new Results(units, List.of())).stream()
+                Claims.of(settings, new Results(units, List.of())).stream()
                         .filter(c -> c.claim().startsWith(start))
                         .toList();
         assertEquals(1, found.size(), start);
@@ -94,14 +98,17 @@ class ClaimsTest {
 
     @Test
     void of_twoSeeds_claimsAboutFiveAreNotMeasured() {
+        StudySettings two = StudySettings.of(true, 1, 2, 20);
         List<Unit> units = units(0.02, 2.2, 2);
         assertEquals(
                 "not measured",
                 verdict(
+                        two,
                         units,
                         "At equal loads the learned mask has less perplexity than the random"));
         assertEquals(
-                "yes", verdict(units, "At equal perplexity the learned mask loads at least 5"));
+                "yes",
+                verdict(two, units, "At equal perplexity the learned mask loads at least 5"));
     }
 
     @Test
