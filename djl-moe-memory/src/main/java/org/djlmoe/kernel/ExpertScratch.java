@@ -64,7 +64,8 @@ public final class ExpertScratch implements AutoCloseable {
     }
 
     /**
-     * Makes a scratch that is good for {@link ExpertKernels#route} alone.
+     * Makes a scratch that is good for {@link ExpertKernels#route} and {@link
+     * ExpertKernels#routerLogits} alone.
      *
      * @param manager its owner
      * @param rows rows of a chunk
