@@ -2,6 +2,7 @@ package org.djlmoe.optimizer;
 
 import ai.djl.Device;
 import ai.djl.Model;
+import ai.djl.engine.Engine;
 import ai.djl.metric.Metrics;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
@@ -80,6 +81,12 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     private static final Logger LOGGER = LoggerFactory.getLogger(OffloadStreamAdamW.class);
     private static final Cleaner CLEANER = Cleaner.create();
 
+    /** Elements of a bucket that needs buffers. More would gain nothing. */
+    private static final long BUCKET = 1L << 22;
+
+    /** Elements of a bucket that needs none; less costs a tenth of the time. */
+    private static final long IN_PLACE = 1L << 25;
+
     private final ParameterTracker learningRate;
     private final double beta1;
     private final double beta2;
@@ -131,7 +138,16 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                             ? new HostTier()
                             : new MappedFileTier(builder.directory);
         }
-        buckets = new StateBuckets(tier, builder.bucketElements);
+        long elements = builder.bucketElements;
+        if (elements == 0) {
+            boolean inPlace =
+                    !builder.staged
+                            && !tier.isBackedByFiles()
+                            && !Engine.getEngine("PyTorch").defaultDevice().isGpu();
+            buckets = new StateBuckets(tier, inPlace ? IN_PLACE : BUCKET, BUCKET);
+        } else {
+            buckets = new StateBuckets(tier, elements, elements);
+        }
         pipeline = new BucketPipeline(tier, kernels, builder.staged);
         idle = builder.idle;
         load = builder.load;
@@ -634,7 +650,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         private NonFinitePolicy nonFinite = NonFinitePolicy.PROPAGATE;
         private final ParameterGroups groups = new ParameterGroups();
         private Supplier<Block> block;
-        private long bucketElements = 1L << 22;
+        private long bucketElements;
         private Tier tier;
         private Path directory;
         private boolean staged;
@@ -842,12 +858,17 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         }
 
         /**
-         * Sets the largest size of a bucket; 2^22 elements by default.
+         * Sets the largest size of a bucket. By default 2^22 elements, or 2^25 where F32 state is
+         * updated in memory in place, which needs no buffers.
          *
          * @param elements the number of elements, at least 1
          * @return this builder
          */
         public Builder optBucketElements(long elements) {
+            if (elements < 1) {
+                throw new IllegalArgumentException(
+                        "A bucket holds at least 1 element, not " + elements);
+            }
             bucketElements = elements;
             return this;
         }
@@ -929,10 +950,6 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             if (tier != null && directory != null) {
                 throw new IllegalArgumentException(
                         "The state lies in one place: optTier or optFileTier, not both");
-            }
-            if (bucketElements < 1) {
-                throw new IllegalArgumentException(
-                        "A bucket holds at least 1 element, not " + bucketElements);
             }
             return new OffloadStreamAdamW(this, kernels == null ? AdamWKernels.best() : kernels);
         }

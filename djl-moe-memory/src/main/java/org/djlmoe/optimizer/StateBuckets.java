@@ -81,12 +81,21 @@ final class StateBuckets {
 
     private final Tier tier;
     private final long bucketElements;
+    private final long masterElements;
     private final List<Bucket> buckets = new ArrayList<>();
     private final Map<String, Entry> entries = new LinkedHashMap<>();
 
-    StateBuckets(Tier tier, long bucketElements) {
+    /**
+     * Creates buckets for no parameter yet.
+     *
+     * @param tier where they lie
+     * @param bucketElements the largest size of a bucket
+     * @param masterElements the same with masters
+     */
+    StateBuckets(Tier tier, long bucketElements, long masterElements) {
         this.tier = tier;
         this.bucketElements = bucketElements;
+        this.masterElements = masterElements;
     }
 
     /**
@@ -119,7 +128,8 @@ final class StateBuckets {
                                     sizes.put(path, need.shape.size());
                                 }
                             });
-                    for (List<Slab> slabs : BucketLayout.pack(sizes, bucketElements)) {
+                    long limit = master ? masterElements : bucketElements;
+                    for (List<Slab> slabs : BucketLayout.pack(sizes, limit)) {
                         made.add(allocate(buckets.size() + made.size(), slabs, master));
                     }
                 }

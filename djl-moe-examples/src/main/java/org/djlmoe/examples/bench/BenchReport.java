@@ -7,11 +7,12 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Optional;
 
 /**
- * The figures of a benchmark. As JSON: {@code {bench, settings, cases: [{name, seconds, peak_mb,
- * loss_rel_error, grad_rel_error}], ratios: {time, peak}}}, where ratios may have further times of
- * a case over another's.
+ * The figures of a benchmark. As JSON: {@code {bench, settings, cases: [{name, seconds, turns,
+ * peak_mb, loss_rel_error, grad_rel_error}], ratios: {time, peak}}}, where ratios may have further
+ * times of a case over another's.
  *
  * @param bench the benchmark's name
  * @param settings the shape of the problem; {@code ours} and {@code baseline} name cases, {@code
@@ -26,7 +27,7 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
      * The figures of a case.
      *
      * @param name the case
-     * @param seconds the median of its runs
+     * @param turns the seconds of a run, turn by turn
      * @param peakBytes the most memory held above the resident arrays
      * @param lossError the relative error of the loss, NaN without a reference
      * @param gradientError the largest relative error of a gradient, NaN without a reference
@@ -34,35 +35,55 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
      */
     public record Result(
             String name,
-            double seconds,
+            List<Double> turns,
             double peakBytes,
             double lossError,
             double gradientError,
-            Map<String, Double> figures) {}
+            Map<String, Double> figures) {
 
-    private Result named(String setting) {
-        Object name = settings.get(setting);
-        return cases.stream()
-                .filter(c -> c.name().equals(name))
-                .findFirst()
-                .orElseThrow(
-                        () ->
-                                new IllegalStateException(
-                                        "The case " + name + " of " + setting + " was not run"));
+        /**
+         * Returns the median of its turns.
+         *
+         * @return seconds
+         */
+        public double seconds() {
+            return median(turns);
+        }
+
+        /** The median over turns: what disturbs the computer for a while disturbs both in it. */
+        private double timeOver(Result other) {
+            List<Double> ratios = new ArrayList<>();
+            for (int i = 0; i < Math.min(turns.size(), other.turns.size()); i++) {
+                ratios.add(turns.get(i) / other.turns.get(i));
+            }
+            return median(ratios);
+        }
+    }
+
+    private Optional<Result> named(Object name) {
+        return cases.stream().filter(c -> c.name().equals(name)).findFirst();
+    }
+
+    private Result ours() {
+        return named(settings.get("ours")).orElseThrow();
+    }
+
+    private Result baseline() {
+        return named(settings.get("baseline")).orElseThrow();
     }
 
     private boolean isComparison() {
-        return cases.stream().anyMatch(c -> c.name().equals(settings.get("ours")))
-                && cases.stream().anyMatch(c -> c.name().equals(settings.get("baseline")));
+        return named(settings.get("ours")).isPresent()
+                && named(settings.get("baseline")).isPresent();
     }
 
     /**
      * Returns the time of our case over that of the baseline.
      *
-     * @return the ratio, NaN if one of them was left out
+     * @return the median ratio of a turn, NaN if one of them was left out
      */
     public double timeRatio() {
-        return isComparison() ? named("ours").seconds() / named("baseline").seconds() : Double.NaN;
+        return isComparison() ? ours().timeOver(baseline()) : Double.NaN;
     }
 
     /**
@@ -71,9 +92,7 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
      * @return the ratio, NaN if one of them was left out
      */
     public double peakRatio() {
-        return isComparison()
-                ? named("ours").peakBytes() / named("baseline").peakBytes()
-                : Double.NaN;
+        return isComparison() ? ours().peakBytes() / baseline().peakBytes() : Double.NaN;
     }
 
     /** Times of cases over others', by pair; of those that were run. */
@@ -82,21 +101,14 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
         if (settings.get("pairs") instanceof List<?> pairs) {
             for (Object pair : pairs) {
                 String[] names = pair.toString().split("/");
-                double time = seconds(names[0]) / seconds(names[1]);
-                if (!Double.isNaN(time)) {
-                    ratios.put(pair.toString(), time);
+                Optional<Result> first = named(names[0]);
+                Optional<Result> second = named(names[1]);
+                if (first.isPresent() && second.isPresent()) {
+                    ratios.put(pair.toString(), first.get().timeOver(second.get()));
                 }
             }
         }
         return ratios;
-    }
-
-    private double seconds(String name) {
-        return cases.stream()
-                .filter(c -> c.name().equals(name))
-                .mapToDouble(Result::seconds)
-                .findFirst()
-                .orElse(Double.NaN);
     }
 
     /**
@@ -125,6 +137,7 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
             Map<String, Object> row = new LinkedHashMap<>();
             row.put("name", result.name());
             row.put("seconds", result.seconds());
+            row.put("turns", result.turns());
             row.put("peak_mb", result.peakBytes() / MB);
             row.put("loss_rel_error", result.lossError());
             row.put("grad_rel_error", result.gradientError());

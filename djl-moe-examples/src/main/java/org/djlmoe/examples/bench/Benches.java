@@ -63,9 +63,9 @@ public final class Benches {
     }
 
     /**
-     * Returns the cases of an AdamW step: DJL's with either allocator, PyTorch's fused kernel
-     * alone, ours with its state in memory, staged and in files, warm and cold, and the time that a
-     * disk takes to read and write the bytes of the state.
+     * Returns the cases of an AdamW step: DJL's with either allocator, PyTorch's fused kernel alone
+     * and with gradients set to zero, ours with its state in memory, staged and in files, warm and
+     * cold, and the time that a disk takes to read and write the bytes of the state.
      *
      * @return the cases
      */
@@ -76,12 +76,16 @@ public final class Benches {
                 new Case(OptimizerWorkload.DJL, step, null),
                 new Case(OptimizerWorkload.DJL_DEFAULT, step, null, true, 0),
                 fused,
+                new Case(OptimizerWorkload.FUSED_ZERO, step, fused),
                 new Case(OptimizerWorkload.MEMORY, step, fused),
-                new Case(OptimizerWorkload.STAGED, step, fused),
-                new Case(OptimizerWorkload.FILE, step, fused),
-                // What they force to the disk takes other files along on a journaling file system.
-                new Case(OptimizerWorkload.FILE_COLD, step, fused, false, 1),
-                new Case(OptimizerWorkload.RAW, RawFileWorkload.class, null, false, 1));
+                // Apart: the longer a file's pages wait for their turn, the sooner Linux writes or
+                // drops them.
+                new Case(OptimizerWorkload.MEMORY_BESIDE_FILE, step, fused, false, 1),
+                new Case(OptimizerWorkload.FILE, step, fused, false, 1),
+                // What these force to the disk takes other files along on a journaling file system.
+                new Case(OptimizerWorkload.STAGED, step, fused, false, 2),
+                new Case(OptimizerWorkload.FILE_COLD, step, fused, false, 2),
+                new Case(OptimizerWorkload.RAW, RawFileWorkload.class, null, false, 2));
     }
 
     /**
@@ -93,7 +97,8 @@ public final class Benches {
         return List.of(
                 OptimizerWorkload.MEMORY + "/" + OptimizerWorkload.DJL_DEFAULT,
                 OptimizerWorkload.MEMORY + "/" + OptimizerWorkload.FUSED,
-                OptimizerWorkload.FILE + "/" + OptimizerWorkload.MEMORY,
+                OptimizerWorkload.MEMORY + "/" + OptimizerWorkload.FUSED_ZERO,
+                OptimizerWorkload.FILE + "/" + OptimizerWorkload.MEMORY_BESIDE_FILE,
                 OptimizerWorkload.FILE_COLD + "/" + OptimizerWorkload.RAW);
     }
 

@@ -43,7 +43,7 @@ public final class Benchmark {
      * @param settings what cases are told, and what the report shows; {@code ours} and {@code
      *     baseline} name the cases to compare
      * @param cases the cases
-     * @param runs timed runs of each case
+     * @param runs timed turns of each case
      */
     public Benchmark(String name, Map<String, Object> settings, List<Case> cases, int runs) {
         if (cases.isEmpty() || runs < 1) {
@@ -98,7 +98,7 @@ public final class Benchmark {
                 rows.add(
                         new Result(
                                 cases.get(i).name(),
-                                BenchReport.median(seconds.get(cases.get(i))),
+                                seconds.get(cases.get(i)),
                                 m.peakBytes(),
                                 m.loss(),
                                 m.gradient(),
@@ -177,7 +177,7 @@ public final class Benchmark {
                 }
                 for (int run = 0; run < runs; run++) {
                     for (Case each : turns) {
-                        seconds.get(each).add(children.get(each).run());
+                        seconds.get(each).add(children.get(each).turn());
                         progress.step(each.name() + ": run " + (run + 1));
                     }
                 }

@@ -24,7 +24,8 @@ import org.djlmoe.tier.MappedFileTier;
 
 /**
  * Steps of AdamW on random weights with the gradients that PyTorch keeps with them. DJL's optimizer
- * and ours set them to zero; the bare kernel does not.
+ * and ours set them to zero afterwards, and so does {@code fused-zero}; the bare kernel, {@code
+ * fused}, does not.
  */
 public final class OptimizerWorkload implements Workload {
 
@@ -36,6 +37,8 @@ public final class OptimizerWorkload implements Workload {
 
     static final String DJL_DEFAULT = "djl-adamw-default";
     static final String FUSED = "fused";
+    static final String FUSED_ZERO = "fused-zero";
+    static final String MEMORY_BESIDE_FILE = "memory-beside-file";
     static final String STAGED = "staged";
     static final String FILE = "file-tier";
     static final String FILE_COLD = "file-tier-cold";
@@ -47,12 +50,15 @@ public final class OptimizerWorkload implements Workload {
     /** The kernel alone, on all arrays at once. */
     private static final String KERNEL =
             """
-            def step(self, w: List[Tensor], g: List[Tensor], m: List[Tensor], v: List[Tensor], t: int, lr: float) -> int:
+            def step(self, w: List[Tensor], g: List[Tensor], m: List[Tensor], v: List[Tensor], t: int, lr: float, zero: bool) -> int:
                 steps = annotate(List[Tensor], [])
                 for i in range(len(w)):
                     steps.append(torch.tensor(float(t), dtype=6))
                 none = annotate(List[Tensor], [])
                 torch._fused_adamw_(w, g, m, v, none, steps, lr=lr, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False)
+                if zero:
+                    for i in range(len(g)):
+                        g[i].zero_()
                 return 0
             """;
 
@@ -85,8 +91,8 @@ public final class OptimizerWorkload implements Workload {
         cold = name.equals(FILE_COLD);
         boolean inFiles = cold || name.equals(FILE);
         files = inFiles ? new MappedFileTier(Path.of(settings.options().get("tier"))) : null;
-        if (name.equals(FUSED)) {
-            step = fused();
+        if (name.equals(FUSED) || name.equals(FUSED_ZERO)) {
+            step = fused(name.equals(FUSED_ZERO));
         } else if (name.equals(DJL) || name.equals(DJL_DEFAULT)) {
             Optimizer djl = AdamW.builder().optLearningRateTracker(Tracker.fixed(RATE)).build();
             step = () -> slots.forEach(s -> djl.update(s.id(), s.weight(), s.gradient()));
@@ -94,8 +100,10 @@ public final class OptimizerWorkload implements Workload {
             OffloadStreamAdamW.Builder builder =
                     OffloadStreamAdamW.builder()
                             .setLearningRateTracker(Tracker.fixed(RATE))
-                            .optBucketElements(settings.number("bucket"))
                             .optStaged(name.equals(STAGED));
+            if (settings.options().containsKey("bucket")) {
+                builder.optBucketElements(settings.number("bucket"));
+            }
             if (inFiles) {
                 builder.optTier(files);
             }
@@ -119,7 +127,7 @@ public final class OptimizerWorkload implements Workload {
         slots.add(new Slot(id, id, weight, Gradients.of(weight)));
     }
 
-    private Runnable fused() {
+    private Runnable fused(boolean zero) {
         TorchKernels kernels = TorchKernels.compile("bare", KERNEL);
         List<NDArray> w = new ArrayList<>();
         List<NDArray> g = new ArrayList<>();
@@ -132,7 +140,7 @@ public final class OptimizerWorkload implements Workload {
             v.add(manager.full(slot.weight().getShape(), 0f, DataType.FLOAT32));
         }
         int[] count = {0};
-        return () -> kernels.run("step", w, g, m, v, ++count[0], (double) RATE);
+        return () -> kernels.run("step", w, g, m, v, ++count[0], (double) RATE, zero);
     }
 
     /** Some elements of the first weight. */

@@ -117,7 +117,7 @@ public final class OverlapBenchmark {
         }
 
         private static Result result(String name, double seconds) {
-            return new Result(name, seconds, Double.NaN, Double.NaN, Double.NaN, Map.of());
+            return new Result(name, List.of(seconds), Double.NaN, Double.NaN, Double.NaN, Map.of());
         }
 
         /**

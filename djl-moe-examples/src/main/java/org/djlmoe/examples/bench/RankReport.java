@@ -112,7 +112,7 @@ public record RankReport(Map<String, Object> settings, List<Row> rows) {
             results.add(
                     new Result(
                             RankBenchmark.nameOf(row.workload(), row.mode()),
-                            row.seconds(),
+                            List.of(row.seconds()),
                             row.peakBytes(),
                             row.lossError(),
                             row.gradientError(),

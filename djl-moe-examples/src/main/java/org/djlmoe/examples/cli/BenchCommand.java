@@ -389,9 +389,8 @@ final class BenchCommand implements Runnable {
         @Option(
                 names = "--bucket",
                 paramLabel = "N",
-                defaultValue = "4194304",
-                description = "Elements of a bucket (default: ${DEFAULT-VALUE}).")
-        private int bucket;
+                description = "Elements of a bucket (default: the optimizer's own).")
+        private Integer bucket;
 
         @Option(
                 names = "--tier",
@@ -408,7 +407,9 @@ final class BenchCommand implements Runnable {
             new MappedFileTier(tier).close();
             settings.put("parameters", parameters);
             settings.put("array", array);
-            settings.put("bucket", bucket);
+            if (bucket != null) {
+                settings.put("bucket", bucket);
+            }
             settings.put("tier", tier.toString());
             settings.put("pairs", Benches.optimizerPairs());
             return bench.run("optimizer", settings, Benches.optimizer(), options);

@@ -94,7 +94,11 @@ class BenchmarkTest {
     }
 
     private static BenchReport.Result result(String name, double seconds, double peak) {
-        return new BenchReport.Result(name, seconds, peak, 1e-7, Double.NaN, Map.of());
+        return result(name, List.of(seconds), peak);
+    }
+
+    private static BenchReport.Result result(String name, List<Double> turns, double peak) {
+        return new BenchReport.Result(name, turns, peak, 1e-7, Double.NaN, Map.of());
     }
 
     @Test
@@ -110,7 +114,7 @@ class BenchmarkTest {
         assertEquals(List.of("bench", "settings", "cases", "ratios"), List.copyOf(json.keySet()));
         Map<?, ?> first = (Map<?, ?>) ((List<?>) json.get("cases")).get(0);
         assertEquals(
-                List.of("name", "seconds", "peak_mb", "loss_rel_error", "grad_rel_error"),
+                List.of("name", "seconds", "turns", "peak_mb", "loss_rel_error", "grad_rel_error"),
                 List.copyOf(first.keySet()));
         assertEquals(8.0, first.get("peak_mb"));
         assertEquals(Map.of("time", 0.25, "peak", 0.25), json.get("ratios"));
@@ -119,6 +123,19 @@ class BenchmarkTest {
         assertTrue(
                 text.toString().contains("ours over stock: time 0.250x, peak 0.250x"),
                 text::toString);
+    }
+
+    @Test
+    void timeRatio_computerSlowsDown_comparesWithinTurns() {
+        List<BenchReport.Result> cases =
+                List.of(
+                        result("stock", List.of(4.0, 4.0, 40.0, 44.0, 40.0), 1),
+                        result("ours", List.of(2.0, 2.0, 2.5, 20.0, 20.0), 1));
+
+        BenchReport report = new BenchReport("toy", settings(), cases);
+
+        assertEquals(0.5, report.timeRatio());
+        assertEquals(2.5, cases.get(1).seconds());
     }
 
     @Test

@@ -36,7 +36,7 @@ class BenchCommandTest {
         "dispatch --tokens 60 --hidden 8 --inner 12 --experts 5 --top-k 2 --chunks 3 --fit, 3, 1e-5",
         // the scale of a norm before another norm has next to no gradient, mostly rounding
         "dropin --batch 2 --sequence 8 --hidden 16 --layers 2 --heads 2 --vocab 50, 2, 1e-4",
-        "optimizer --parameters 1000 --array 300 --bucket 128, 8, 1e-3"
+        "optimizer --parameters 1000 --array 300 --bucket 128, 10, 1e-3"
     })
     void bench_smallShape_givesTheFormOfJsonAndErrorsOfRounding(
             String line, int cases, double tolerance) {
