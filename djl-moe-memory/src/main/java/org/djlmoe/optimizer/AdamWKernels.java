@@ -70,7 +70,8 @@ final class AdamWKernels {
                             one,
                             one);
             State state = new State(manager.ones(new Shape(2)), 1, false);
-            update(slabs, state, TorchKernels.nothing(), new Rule(0, 0.9, 0.999, 1e-8, 0, 0, 2));
+            Rule rule = new Rule(0, 0.9, 0.999, 1e-8, 0, 0, 2);
+            update(slabs, state, TorchKernels.nothing(), rule, false);
         }
     }
 
@@ -109,8 +110,9 @@ final class AdamWKernels {
      * Updates slabs.
      *
      * @param scratch F32, as long as the bucket if a gradient is of half precision
+     * @param clear whether to set gradients, which must be contiguous, to zero
      */
-    void update(Slabs slabs, State state, NDArray scratch, Rule rule) {
+    void update(Slabs slabs, State state, NDArray scratch, Rule rule, boolean clear) {
         kernels.run(
                 "update",
                 slabs.weights,
@@ -129,7 +131,8 @@ final class AdamWKernels {
                 rule.epsilon,
                 rule.decay,
                 rule.limit,
-                rule.divisor);
+                rule.divisor,
+                clear);
     }
 
     /** Multiplies weights by a factor and leaves their running means. */
@@ -186,6 +189,10 @@ final class AdamWKernels {
 
     boolean isZero(NDArray array) {
         return kernels.callBoolean("is_zero", array);
+    }
+
+    boolean areContiguous(List<NDArray> arrays) {
+        return kernels.callBoolean("are_contiguous", arrays);
     }
 
     void zero(List<NDArray> arrays) {

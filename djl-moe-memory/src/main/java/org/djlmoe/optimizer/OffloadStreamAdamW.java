@@ -186,10 +186,11 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             Map<String, NDArray> gradients = new LinkedHashMap<>();
             parameters.forEach(slot -> gradients.put(slot.path(), slot.gradient()));
             decide(gradients);
-            if (!decision.skip) {
-                apply(parameters);
+            List<NDArray> all = List.copyOf(gradients.values());
+            boolean clear = kernels.areContiguous(all);
+            if (decision.skip || !apply(parameters, clear)) {
+                kernels.zero(all);
             }
-            kernels.zero(List.copyOf(gradients.values()));
         }
     }
 
@@ -222,7 +223,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             }
             sequence.next(parameterId, path, gradient, this::decide);
             if (!decision.skip) {
-                apply(List.of(new Slot(parameterId, path, weight, gradient)));
+                // It may be a copy of the gradient that is to be set to zero.
+                apply(List.of(new Slot(parameterId, path, weight, gradient)), false);
             }
             Gradients.zero(weight);
         }
@@ -292,7 +294,13 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         return clipValue > 0 ? clipValue / Math.abs(rescaleGrad) : 0;
     }
 
-    private void apply(List<Slot> parameters) {
+    /**
+     * Updates parameters.
+     *
+     * @param clear whether to set gradients to zero, which all have to be contiguous
+     * @return whether all are zero now
+     */
+    private boolean apply(List<Slot> parameters, boolean clear) {
         Map<String, Need> needs = new LinkedHashMap<>();
         Map<String, Slot> slots = new LinkedHashMap<>();
         for (Slot slot : parameters) {
@@ -324,8 +332,10 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                     (job, state) ->
                             plan.slabs(job.bucket())
                                     .forEach(
-                                            (group, slabs) -> update(group, slabs, state, device)));
+                                            (group, slabs) ->
+                                                    update(group, slabs, state, device, clear)));
         }
+        return clear && !plan.anyIdle();
     }
 
     private void fillMaster(String path, NDArray weight) {
@@ -367,7 +377,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             UpdatePlan.Group group,
             AdamWKernels.Slabs slabs,
             AdamWKernels.State state,
-            Device device) {
+            Device device,
+            boolean clear) {
         if (group.idle()) {
             kernels.shrink(slabs, state, 1 - group.learningRate() * group.decay());
             return;
@@ -387,7 +398,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                         epsilon,
                         group.decay(),
                         unscaledLimit(),
-                        decision.divisor));
+                        decision.divisor),
+                clear);
     }
 
     private static void checkDevices(List<Slot> parameters) {

@@ -24,6 +24,12 @@ final class UpdatePlan {
      */
     record Group(double learningRate, double decay, boolean idle) {}
 
+    /**
+     * The longest run: with its weights and state it fits a cache, so that the gradient is still
+     * there when it is set to zero.
+     */
+    private static final long RUN = 1L << 20;
+
     /** A run of elements of one parameter, all with the same count of updates. */
     private record Run(Slot slot, long start, long offset, long length, long step) {}
 
@@ -44,6 +50,7 @@ final class UpdatePlan {
     private final StateBuckets buckets;
     private final boolean decaysIdle;
     private final TreeMap<Integer, Work> work = new TreeMap<>();
+    private boolean anyIdle;
 
     /**
      * Creates an empty plan.
@@ -96,7 +103,7 @@ final class UpdatePlan {
                     && (steps[next] == steps[expert] || !active[expert])) {
                 next++;
             }
-            long stop = Math.min(end, next * unit);
+            long stop = Math.min(Math.min(end, next * unit), at + RUN);
             Run run =
                     new Run(slot, at, slab.offset() + at - slab.start(), stop - at, steps[expert]);
             if (active[expert]) {
@@ -104,12 +111,18 @@ final class UpdatePlan {
             } else if (decaysIdle && group.decay > 0) {
                 add(place.bucket(), new Group(group.learningRate, group.decay, true), run);
             }
+            anyIdle |= !active[expert];
             at = stop;
         }
     }
 
     private void add(int bucket, Group group, Run run) {
         work.computeIfAbsent(bucket, k -> new Work()).add(group, run);
+    }
+
+    /** Returns whether some gradients are not used, those of experts without tokens. */
+    boolean anyIdle() {
+        return anyIdle;
     }
 
     boolean isEmpty() {

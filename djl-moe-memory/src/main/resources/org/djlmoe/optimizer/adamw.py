@@ -29,21 +29,25 @@ def floats(self, gradients: List[Tensor], scratch: Tensor, offset: List[int], le
             out.append(wide)
     return out
 
-def update(self, weights: List[Tensor], gradients: List[Tensor], state: Tensor, n: int, master: bool, scratch: Tensor, start: List[int], offset: List[int], length: List[int], step: List[int], lr: float, beta1: float, beta2: float, epsilon: float, decay: float, limit: float, divisor: float) -> int:
+# Run by run: what sets a gradient to zero finds it in the cache.
+def update(self, weights: List[Tensor], gradients: List[Tensor], state: Tensor, n: int, master: bool, scratch: Tensor, start: List[int], offset: List[int], length: List[int], step: List[int], lr: float, beta1: float, beta2: float, epsilon: float, decay: float, limit: float, divisor: float, clear: bool) -> int:
     w = self.places(weights, start, length)
-    g = self.floats(self.slabs(gradients, start, length), scratch, offset, length)
+    own = self.slabs(gradients, start, length)
+    g = self.floats(own, scratch, offset, length)
     m = self.parts(state, 0, offset, length)
     v = self.parts(state, n, offset, length)
-    if limit > 0.0:
-        for i in range(len(g)):
-            g[i].clamp_(-limit, limit)
+    x = w
     if master:
         x = self.parts(state, 2 * n, offset, length)
-        self.adamw(x, g, m, v, step, lr, beta1, beta2, epsilon, decay, divisor)
-        for i in range(len(w)):
+    for i in range(len(w)):
+        j = i + 1
+        if limit > 0.0:
+            g[i].clamp_(-limit, limit)
+        self.adamw(x[i:j], g[i:j], m[i:j], v[i:j], step[i:j], lr, beta1, beta2, epsilon, decay, divisor)
+        if master:
             w[i].copy_(x[i])
-    else:
-        self.adamw(w, g, m, v, step, lr, beta1, beta2, epsilon, decay, divisor)
+        if clear:
+            own[i].zero_()
     return 0
 
 def shrink(self, weights: List[Tensor], state: Tensor, n: int, master: bool, start: List[int], offset: List[int], length: List[int], factor: float) -> int:
@@ -79,6 +83,13 @@ def is_zero(self, x: Tensor) -> bool:
 
 def type_code(self, x: Tensor) -> float:
     return float(int(x.dtype))
+
+# Only then are slabs no copies.
+def are_contiguous(self, arrays: List[Tensor]) -> bool:
+    contiguous = True
+    for i in range(len(arrays)):
+        contiguous = contiguous and arrays[i].is_contiguous()
+    return contiguous
 
 def zero(self, arrays: List[Tensor]) -> int:
     for i in range(len(arrays)):

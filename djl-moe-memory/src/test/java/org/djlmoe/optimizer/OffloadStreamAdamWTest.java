@@ -447,6 +447,42 @@ class OffloadStreamAdamWTest {
         assertEquals(0, tier.bytes());
     }
 
+    /** It is updated run by run, 2^20 elements each, and its gradient cleared run by run. */
+    @Test
+    void step_longParameter_everyElementIsUpdatedOnceAndItsGradientCleared() {
+        int n = 3 * (1 << 20) + 77;
+        float[] g = new float[n];
+        for (int i = 0; i < n; i++) {
+            g[i] = i % 7 == 0 ? -1 : 1;
+        }
+        try (Bench bench = new Bench(builder().build()).with("w", new Shape(n), 1)) {
+            bench.step(Map.of("w", g));
+            bench.step(Map.of("w", g));
+
+            float[] after = bench.weight("w");
+            for (int i = 0; i < n; i++) {
+                assertEquals(1 - 0.02f * g[i], after[i], 1e-6f);
+            }
+        }
+    }
+
+    @Test
+    void step_gradientThatIsNoSingleRun_isUsedAndCleared() {
+        try (Bench bench =
+                new Bench(builder().optBucketElements(2).build()).with("w", new Shape(3, 2), 1)) {
+            NDArray weight = bench.weights.get("w");
+            NDArray rows = bench.manager.create(new float[] {1, -1, 1, -1, 1, -1}, new Shape(2, 3));
+            NDArray gradient = rows.transpose();
+
+            bench.optimizer.step(List.of(new Slot("w", "w", weight, gradient)));
+
+            float down = 1 - 0.01f * 0.01f - 0.01f;
+            float up = 1 - 0.01f * 0.01f + 0.01f;
+            assertArrayEquals(new float[] {down, up, up, down, down, up}, bench.weight("w"), 1e-6f);
+            assertArrayEquals(new float[6], rows.toFloatArray());
+        }
+    }
+
     @Test
     void step_noGradients_countsNothing() {
         try (Bench bench = new Bench(builder().build())) {
