@@ -28,7 +28,7 @@ final class UpdatePlan {
      * The longest run: with its weights and state it fits a cache, so that the gradient is still
      * there when it is set to zero.
      */
-    private static final long RUN = 1L << 20;
+    private static final long RUN = 1L << 21;
 
     /** A run of elements of one parameter, all with the same count of updates. */
     private record Run(Slot slot, long start, long offset, long length, long step) {}

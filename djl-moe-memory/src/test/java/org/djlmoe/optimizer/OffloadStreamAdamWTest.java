@@ -447,10 +447,10 @@ class OffloadStreamAdamWTest {
         assertEquals(0, tier.bytes());
     }
 
-    /** It is updated run by run, 2^20 elements each, and its gradient cleared run by run. */
+    /** It is updated run by run, 2^21 elements at most, and its gradient cleared alike. */
     @Test
     void step_longParameter_everyElementIsUpdatedOnceAndItsGradientCleared() {
-        int n = 3 * (1 << 20) + 77;
+        int n = 2 * (1 << 21) + 77;
         float[] g = new float[n];
         for (int i = 0; i < n; i++) {
             g[i] = i % 7 == 0 ? -1 : 1;
