@@ -2,6 +2,7 @@ package org.djlmoe.examples.cli;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -19,7 +20,8 @@ final class BenchOptions {
             names = "--runs",
             paramLabel = "N",
             defaultValue = "5",
-            description = "Timed runs of each case (default: ${DEFAULT-VALUE}).")
+            description =
+                    "Timed turns of each case, which take several runs if it is short (default: ${DEFAULT-VALUE}).")
     private int runs;
 
     @Option(
@@ -28,6 +30,27 @@ final class BenchOptions {
             split = ",",
             description = "The cases to run (default: all).")
     private List<String> names;
+
+    /** The settings that every benchmark has. */
+    static Map<String, Object> settings(String ours, String baseline, CommonOptions options) {
+        if ((int) options.seed() != options.seed()) {
+            throw new UserError("--seed must be a number of 32 bits, not " + options.seed());
+        }
+        Map<String, Object> settings = new LinkedHashMap<>();
+        settings.put("ours", ours);
+        settings.put("baseline", baseline);
+        settings.put("seed", (int) options.seed());
+        return settings;
+    }
+
+    /** Fails unless attention can split the width among so many heads, with rotary pairs. */
+    static void heads(int heads, int hidden) {
+        Arguments.positive("--heads", heads);
+        if (hidden % (2 * heads) != 0) {
+            throw new UserError(
+                    "--hidden " + hidden + " must be an even multiple of --heads " + heads);
+        }
+    }
 
     int run(String bench, Map<String, Object> settings, List<Case> all, CommonOptions options)
             throws IOException {
