@@ -12,7 +12,8 @@ import java.util.Map;
  * (optimizer state, decay groups, messages) is kept under it.
  *
  * <p>The path is the name that the outermost {@link NamedParameters} block around the parameter
- * gives it, and otherwise DJL's name from {@link Block#getParameters()}.
+ * gives it, and otherwise DJL's name from {@link Block#getParameters()}, as it would be without any
+ * {@link Checkpointed}.
  */
 public final class ParameterPaths {
 
@@ -28,11 +29,13 @@ public final class ParameterPaths {
     public static Map<String, Parameter> of(Block block) {
         Map<Parameter, String> named = new IdentityHashMap<>();
         collect(block, named);
+        Map<String, String> wrapped = new LinkedHashMap<>();
+        collectWrapped(block, "", "", wrapped);
         Map<String, Parameter> paths = new LinkedHashMap<>();
         Map<Parameter, String> seen = new IdentityHashMap<>();
         for (Pair<String, Parameter> entry : block.getParameters()) {
             Parameter parameter = entry.getValue();
-            String path = named.getOrDefault(parameter, entry.getKey());
+            String path = named.getOrDefault(parameter, unwrapped(entry.getKey(), wrapped));
             if (seen.putIfAbsent(parameter, path) != null) {
                 continue;
             }
@@ -56,5 +59,39 @@ public final class ParameterPaths {
         } else {
             actual.getChildren().values().forEach(child -> collect(child, named));
         }
+    }
+
+    /**
+     * Collects the beginnings of DJL's names that a {@link Checkpointed} has changed, the longer
+     * after the shorter, and what they would be without.
+     */
+    private static void collectWrapped(
+            Block block, String prefix, String unwrapped, Map<String, String> changed) {
+        for (Pair<String, Block> child : Checkpointed.unwrap(block).getChildren()) {
+            String name = child.getKey();
+            String own = name;
+            String wrapper = Checkpointed.class.getSimpleName();
+            if (child.getValue() instanceof Checkpointed && name.endsWith(wrapper)) {
+                own =
+                        name.substring(0, name.length() - wrapper.length())
+                                + Checkpointed.unwrap(child.getValue()).getClass().getSimpleName();
+            }
+            String before = prefix + name + '_';
+            String after = unwrapped + own + '_';
+            if (!before.equals(after)) {
+                changed.put(before, after);
+            }
+            collectWrapped(child.getValue(), before, after, changed);
+        }
+    }
+
+    private static String unwrapped(String name, Map<String, String> changed) {
+        String path = name;
+        for (Map.Entry<String, String> entry : changed.entrySet()) {
+            if (name.startsWith(entry.getKey())) {
+                path = entry.getValue() + name.substring(entry.getKey().length());
+            }
+        }
+        return path;
     }
 }

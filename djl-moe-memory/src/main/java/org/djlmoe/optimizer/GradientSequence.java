@@ -21,7 +21,7 @@ import org.djlmoe.autograd.ParameterPaths;
  */
 final class GradientSequence {
 
-    private final Supplier<Block> block;
+    private Supplier<Block> block;
 
     /** Paths by DJL's ids, learned from the block at the first id that is not in it. */
     private final Map<String, String> paths = new HashMap<>();
@@ -43,7 +43,11 @@ final class GradientSequence {
         this.block = block;
     }
 
-    /** Returns the path of a parameter, or its id where the path is not known. */
+    /**
+     * Returns the path of a parameter, or its id where no block is known.
+     *
+     * @throws IllegalArgumentException if the block is known and the parameter is not in it
+     */
     String path(String id) {
         if (block == null) {
             return id;
@@ -51,9 +55,16 @@ final class GradientSequence {
         if (!paths.containsKey(id)) {
             ParameterPaths.of(block.get())
                     .forEach((path, parameter) -> paths.put(parameter.getId(), path));
-            paths.putIfAbsent(id, id);
         }
-        return paths.get(id);
+        String path = paths.get(id);
+        if (path == null) {
+            throw new IllegalArgumentException(
+                    "The parameter with the id "
+                            + id
+                            + " is not in the block that the optimizer was given: give it the whole"
+                            + " model that is trained, with optModel(model) or optBlock(block)");
+        }
+        return path;
     }
 
     /** Returns whether gradients came that only an id of this process names. */
@@ -109,8 +120,15 @@ final class GradientSequence {
         pending.remove(id);
     }
 
-    /** Has the next gradient begin a step. */
-    void restart() {
+    /**
+     * Has the next gradient begin a step, and parameters be looked up in a block from now on.
+     *
+     * @param trained the block
+     */
+    void restart(Supplier<Block> trained) {
+        block = trained;
+        namedById = false;
+        paths.clear();
         pending.clear();
         seen.clear();
     }

@@ -11,7 +11,9 @@ public enum NonFinitePolicy {
     SKIP,
     /**
      * Throws an {@link ArithmeticException} that names the parameter; nothing is changed. The
-     * gradients stay for a look at them: call {@code zeroGradients} before going on.
+     * gradients stay for a look at them. Before going on, set them to zero: {@code
+     * BoundedTrainer.zeroGradients()}, or under DJL's trainer {@code
+     * Gradients.zero(parameter.getArray())} for each parameter.
      */
     RAISE
 }

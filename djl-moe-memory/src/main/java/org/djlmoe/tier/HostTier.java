@@ -28,7 +28,8 @@ public final class HostTier implements Tier, SlotTier {
     @Override
     public synchronized NDArray allocate(String name, long elements) {
         if (arrays.containsKey(name)) {
-            throw new IllegalArgumentException("This tier holds " + name + " already");
+            throw new IllegalArgumentException(
+                    "This tier holds " + name + " already: give each optimizer a tier of its own");
         }
         // Writing the zeros is the first touch: fresh pages cost more than any later pass.
         NDArray array = manager().full(new Shape(elements), 0f, DataType.FLOAT32);

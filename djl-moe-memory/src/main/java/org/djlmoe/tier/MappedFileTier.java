@@ -93,7 +93,8 @@ public final class MappedFileTier implements Tier {
             throw new IllegalStateException("The file tier in " + directory + " is closed");
         }
         if (regions.containsKey(name)) {
-            throw new IllegalArgumentException("This tier holds " + name + " already");
+            throw new IllegalArgumentException(
+                    "This tier holds " + name + " already: give each optimizer a tier of its own");
         }
         Region region;
         try {

@@ -39,11 +39,19 @@ def update(self, weights: List[Tensor], gradients: List[Tensor], state: Tensor, 
     x = w
     if master:
         x = self.parts(state, 2 * n, offset, length)
+    # What 32 bits cannot hold, of a very large norm or scale, is divided by in two steps.
+    far = 1.0
+    if divisor > 1e30:
+        far = 2.0 ** 96
+    if divisor < 1e-30:
+        far = 2.0 ** -96
     for i in range(len(w)):
         j = i + 1
         if limit > 0.0:
             g[i].clamp_(-limit, limit)
-        self.adamw(x[i:j], g[i:j], m[i:j], v[i:j], step[i:j], lr, beta1, beta2, epsilon, decay, divisor)
+        if far != 1.0:
+            g[i].mul_(1.0 / far)
+        self.adamw(x[i:j], g[i:j], m[i:j], v[i:j], step[i:j], lr, beta1, beta2, epsilon, decay, divisor / far)
         if master:
             w[i].copy_(x[i])
         if clear:

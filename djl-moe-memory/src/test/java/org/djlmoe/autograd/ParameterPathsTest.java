@@ -56,6 +56,26 @@ class ParameterPathsTest {
     }
 
     @Test
+    void of_wrappedBlocks_areNamedAsIfTheyWereNot() {
+        Block inner = new SequentialBlock().add(linear()).add(linear());
+        Block plain = new SequentialBlock().add(inner).add(linear());
+        Block wrapped =
+                new SequentialBlock()
+                        .add(
+                                new Checkpointed(
+                                        new SequentialBlock()
+                                                .add(new Checkpointed(new Checkpointed(linear())))
+                                                .add(linear())))
+                        .add(new Checkpointed(linear()));
+
+        assertEquals(
+                List.copyOf(ParameterPaths.of(plain).keySet()),
+                List.copyOf(ParameterPaths.of(wrapped).keySet()));
+        assertEquals(
+                plain.getParameters().keys(), List.copyOf(ParameterPaths.of(wrapped).keySet()));
+    }
+
+    @Test
     void of_namedInNamed_outermostCounts() {
         Block inner = new Named("inner");
         class Outer extends SequentialBlock implements NamedParameters {
