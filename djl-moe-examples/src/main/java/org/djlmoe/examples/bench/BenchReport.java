@@ -162,7 +162,9 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
      * @param out where to
      */
     public void print(PrintWriter out) {
-        out.println(bench + " " + settings);
+        Map<String, Object> shown = new LinkedHashMap<>(settings);
+        shown.keySet().removeAll(List.of("ours", "baseline", "pairs"));
+        out.println(bench + " " + shown);
         out.printf(
                 "%-18s %10s %10s %12s %12s%n",
                 "case", "seconds", "peak MB", "loss err", "grad err");
@@ -177,6 +179,9 @@ public record BenchReport(String bench, Map<String, Object> settings, List<Resul
                     error(result.gradientError()),
                     more(result.figures()));
         }
+        out.println(
+                "seconds: median turn; peak: above resident arrays; errors: relative; others: of one"
+                        + " run while the peak was measured");
         if (isComparison()) {
             out.printf(
                     Locale.ROOT,

@@ -21,6 +21,9 @@ import picocli.CommandLine.Option;
                 "Forward and backward of a Mixture-of-Experts layer: in chunks, all tokens at"
                         + " once, and by DJL's own automatic differentiation. With --ranks:"
                         + " its experts over several ranks, in one process.",
+        footer =
+                "%nCases: pipelined (--chunks chunks), k1 (one chunk), stock (DJL's automatic"
+                        + " differentiation); over ranks, workload and dispatch, such as \"80/16 standard\".",
         mixinStandardHelpOptions = true,
         versionProvider = Moe.Version.class,
         sortOptions = false)

@@ -13,6 +13,7 @@ import picocli.CommandLine.Option;
         name = "dropin",
         description =
                 "A training step of the language model of docs/drop-in.md: changed, and as it was.",
+        footer = "%nCases: stock (the program as it was) and ours (as changed).",
         mixinStandardHelpOptions = true,
         versionProvider = Moe.Version.class,
         sortOptions = false)

@@ -17,6 +17,13 @@ import picocli.CommandLine.Option;
         description =
                 "A step of AdamW: OffloadStreamAdamW with its state in memory and in files beside"
                         + " DJL's AdamW and PyTorch's fused kernel.",
+        footer =
+                "%nCases: djl-adamw; djl-adamw-default (the C library's default allocator);"
+                        + " fused (PyTorch's kernel alone) and fused-zero (then gradients set to zero, as"
+                        + " all but fused do); memory-tier and staged (state in memory, updated in place"
+                        + " or in buffers); file-tier (in files, warm) and memory-beside-file (run in turn"
+                        + " with it); file-tier-cold (read from and written to the disk) and raw-file (the"
+                        + " same bytes, without an update).",
         mixinStandardHelpOptions = true,
         versionProvider = Moe.Version.class,
         sortOptions = false)

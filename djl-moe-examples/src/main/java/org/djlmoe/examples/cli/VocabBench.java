@@ -14,6 +14,9 @@ import picocli.CommandLine.Option;
         description =
                 "Vocabulary projection and cross-entropy with gradients: RingDtpLoss beside"
                         + " Linear and SoftmaxCrossEntropyLoss.",
+        footer =
+                "%nCases: ours and stock (mean), ours-none (a loss for each token),"
+                        + " ours-all-options.",
         mixinStandardHelpOptions = true,
         versionProvider = Moe.Version.class,
         sortOptions = false)
