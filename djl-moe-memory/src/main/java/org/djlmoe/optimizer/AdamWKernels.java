@@ -5,8 +5,10 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
+import java.util.function.ToLongFunction;
 import org.djlmoe.kernel.KernelException;
 import org.djlmoe.kernel.TorchKernels;
+import org.djlmoe.optimizer.BucketState.Part;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -30,7 +32,7 @@ final class AdamWKernels {
         return new AdamWKernels("adamw_fused.py");
     }
 
-    /** Plain in-place operations; needs one temporary array as large as a slab. */
+    /** Plain in-place operations; needs one temporary array as large as a run. */
     static AdamWKernels plain() {
         return new AdamWKernels("adamw_plain.py");
     }
@@ -59,39 +61,26 @@ final class AdamWKernels {
 
     private void tryOut() {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
-            long[] zero = {0};
-            long[] one = {1};
-            Slabs slabs =
-                    new Slabs(
-                            List.of(manager.ones(new Shape(1))),
-                            List.of(manager.ones(new Shape(1))),
-                            zero,
-                            zero,
-                            one,
-                            one);
-            State state = new State(manager.ones(new Shape(2)), 1, false);
+            NDArray weight = manager.ones(new Shape(1));
+            NDArray gradient = manager.ones(new Shape(1));
+            BucketState state = new BucketState(manager.ones(new Shape(2)), 1, false);
             Rule rule = new Rule(0, 0.9, 0.999, 1e-8, 0, 0, 2);
-            update(slabs, state, TorchKernels.nothing(), rule, false);
+            List<Run> runs = List.of(new Run(weight, gradient, 0, 0, 1, 1));
+            update(runs, state, TorchKernels.nothing(), rule, false);
         }
     }
 
     /**
-     * Slabs of one bucket, entry by entry: the whole weight and gradient, the first element in
-     * them, the first in the bucket, the number of elements, and the number of this update.
+     * Elements of one parameter that are updated at once.
+     *
+     * @param weight the whole weight
+     * @param gradient the whole gradient
+     * @param start the first element, counted in the flattened weight
+     * @param offset where its state lies in each part of the bucket
+     * @param length the number of elements
+     * @param step which of its updates this is
      */
-    record Slabs(
-            List<NDArray> weights,
-            List<NDArray> gradients,
-            long[] start,
-            long[] offset,
-            long[] length,
-            long[] step) {}
-
-    /**
-     * The state of one bucket in a row, F32: exp_avg, exp_avg_sq and, where weights are of half
-     * precision, their masters, each of {@code elements}.
-     */
-    record State(NDArray array, long elements, boolean master) {}
+    record Run(NDArray weight, NDArray gradient, long start, long offset, long length, long step) {}
 
     /**
      * The numbers of an update. A gradient is first clipped to [-limit, limit], if limit is above
@@ -107,24 +96,24 @@ final class AdamWKernels {
             double divisor) {}
 
     /**
-     * Updates slabs.
+     * Updates runs of one bucket.
      *
-     * @param scratch F32, as long as the bucket if a gradient is of half precision
+     * @param scratch F32, as long as the longest run if a gradient is of half precision
      * @param clear whether to set gradients, which must be contiguous, to zero
      */
-    void update(Slabs slabs, State state, NDArray scratch, Rule rule, boolean clear) {
+    void update(List<Run> runs, BucketState state, NDArray scratch, Rule rule, boolean clear) {
         kernels.run(
                 "update",
-                slabs.weights,
-                slabs.gradients,
-                state.array,
-                state.elements,
-                state.master,
+                weights(runs),
+                runs.stream().map(Run::gradient).toList(),
+                state.array(),
+                state.elements(),
+                state.master(),
                 scratch,
-                slabs.start,
-                slabs.offset,
-                slabs.length,
-                slabs.step,
+                each(runs, Run::start),
+                each(runs, Run::offset),
+                each(runs, Run::length),
+                each(runs, Run::step),
                 rule.learningRate,
                 rule.beta1,
                 rule.beta2,
@@ -136,23 +125,31 @@ final class AdamWKernels {
     }
 
     /** Multiplies weights by a factor and leaves their running means. */
-    void shrink(Slabs slabs, State state, double factor) {
+    void shrink(List<Run> runs, BucketState state, double factor) {
         kernels.run(
                 "shrink",
-                slabs.weights,
-                state.array,
-                state.elements,
-                state.master,
-                slabs.start,
-                slabs.offset,
-                slabs.length,
+                weights(runs),
+                state.array(),
+                state.elements(),
+                state.master(),
+                each(runs, Run::start),
+                each(runs, Run::offset),
+                each(runs, Run::length),
                 factor);
     }
 
+    private static List<NDArray> weights(List<Run> runs) {
+        return runs.stream().map(Run::weight).toList();
+    }
+
+    private static long[] each(List<Run> runs, ToLongFunction<Run> number) {
+        return runs.stream().mapToLong(number).toArray();
+    }
+
     /** Copies elements [first, last) of each part of a bucket's state. */
-    void move(NDArray target, State source, long first, long last) {
-        kernels.run(
-                "move", target, source.array, source.elements, source.master ? 3 : 2, first, last);
+    void move(NDArray target, BucketState source, long first, long last) {
+        int parts = Part.of(source.master()).size();
+        kernels.run("move", target, source.array(), source.elements(), parts, first, last);
     }
 
     /** A type of elements that a weight or a gradient may have. */
@@ -177,6 +174,10 @@ final class AdamWKernels {
             default:
                 return Precision.OTHER;
         }
+    }
+
+    boolean isHalf(NDArray array) {
+        return precision(array) == Precision.HALF;
     }
 
     /**

@@ -10,9 +10,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.djlmoe.optimizer.BucketLayout.Slab;
-import org.djlmoe.optimizer.StateBuckets.Bucket;
+import org.djlmoe.optimizer.BucketState.Part;
 import org.djlmoe.optimizer.StateBuckets.Need;
-import org.djlmoe.optimizer.StateBuckets.Part;
 import org.djlmoe.optimizer.StateBuckets.Place;
 
 /**
@@ -153,7 +152,8 @@ public final class AdamWState {
      * @param path the parameter
      * @param shape its shape
      * @param step the number of updates
-     * @throws IllegalStateException if there is state of another shape for the parameter
+     * @throws IllegalStateException if there is state of another shape, or with a master, for the
+     *     parameter
      */
     public void define(String path, Shape shape, long step) {
         define(path, shape, new long[] {step}, false);
@@ -169,8 +169,8 @@ public final class AdamWState {
      * @param master whether the weight is of half precision and has a master
      * @throws IllegalArgumentException if a number is negative, or their count is neither 1 nor the
      *     first axis
-     * @throws IllegalStateException if there is state of another shape, or without a master, for
-     *     the parameter
+     * @throws IllegalStateException if there is state of another shape for the parameter, or with a
+     *     master where none is asked for, or the other way round
      */
     public void define(String path, Shape shape, long[] steps, boolean master) {
         if (steps.length != 1 && (shape.dimension() == 0 || steps.length != shape.get(0))) {
@@ -218,6 +218,11 @@ public final class AdamWState {
         transfer(path, start, master, Part.MASTER, false);
     }
 
+    /** Sets a master to its weight, which is of half precision. */
+    void fillMaster(String path, NDArray weight) {
+        move(entry(path), 0, weight.size(), weight, Part.MASTER, false);
+    }
+
     /** Makes room for groups of parameters, each in buckets of its own: for all or for none. */
     void reserve(List<Map<String, Need>> groups) {
         buckets.ensure(groups);
@@ -230,7 +235,6 @@ public final class AdamWState {
     /** Moves the first {@code length} elements of an array. */
     void transfer(String path, long start, long length, NDArray array, Part part, boolean out) {
         StateBuckets.Entry entry = entry(path);
-        long end = start + length;
         if (array.getDataType() != DataType.FLOAT32) {
             throw new IllegalArgumentException(
                     path + ": the state is FLOAT32, not " + array.getDataType());
@@ -238,28 +242,33 @@ public final class AdamWState {
         if (part == Part.MASTER && !entry.master) {
             throw new IllegalArgumentException(path + " has no master weight");
         }
-        if (start < 0 || end > entry.shape.size()) {
+        if (start < 0 || start + length > entry.shape.size()) {
             throw new IllegalArgumentException(
                     String.format(
                             "%s has %d elements, so [%d, %d) is no part of it",
-                            path, entry.shape.size(), start, end));
+                            path, entry.shape.size(), start, start + length));
         }
+        move(entry, start, length, array, part, out);
+    }
+
+    private void move(
+            StateBuckets.Entry entry,
+            long start,
+            long length,
+            NDArray array,
+            Part part,
+            boolean out) {
         for (Place place : entry.places) {
-            Bucket bucket = buckets.bucket(place.bucket());
-            Slab slab = bucket.slabs.get(place.index());
+            Slab slab = place.slab();
+            BucketState state = place.bucket().state;
             long from = Math.max(start, slab.start());
-            long run = Math.min(end, slab.start() + slab.length()) - from;
+            long run = Math.min(start + length, slab.start() + slab.length()) - from;
             if (run > 0) {
-                NDArray state = bucket.state.array();
-                long inBucket =
-                        part.ordinal() * bucket.state.elements()
-                                + slab.offset()
-                                + from
-                                - slab.start();
+                long inBucket = state.first(part) + slab.offset() + from - slab.start();
                 if (out) {
-                    kernels.copy(array, from - start, state, inBucket, run);
+                    kernels.copy(array, from - start, state.array(), inBucket, run);
                 } else {
-                    kernels.copy(state, inBucket, array, from - start, run);
+                    kernels.copy(state.array(), inBucket, array, from - start, run);
                 }
             }
         }

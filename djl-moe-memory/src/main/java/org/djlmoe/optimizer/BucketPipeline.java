@@ -7,14 +7,15 @@ import ai.djl.ndarray.NDScope;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.Future;
 import java.util.concurrent.atomic.LongAdder;
+import java.util.function.Supplier;
 import org.djlmoe.autograd.WorkerThread;
-import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.optimizer.StateBuckets.Bucket;
 import org.djlmoe.tier.Tier;
 
@@ -37,7 +38,7 @@ final class BucketPipeline implements AutoCloseable {
 
     /** The update of one bucket, whose state is at hand. */
     interface Update {
-        void run(Job job, AdamWKernels.State state);
+        void run(Job job, BucketState state);
     }
 
     private static final int SLOTS = 2;
@@ -82,7 +83,7 @@ final class BucketPipeline implements AutoCloseable {
         if (!tier.isBackedByFiles() && (!staged || jobs.size() == 1)) {
             for (Job job : jobs) {
                 Fetched fetched = timed(fetchNanos, () -> fetch(job, 0, staged));
-                updated(update, job, fetched.state);
+                timed(updateNanos, () -> update.run(job, fetched.state));
                 timed(writeNanos, () -> write(job, fetched));
             }
             return;
@@ -91,7 +92,7 @@ final class BucketPipeline implements AutoCloseable {
     }
 
     /** State where it is updated, and how it came there and goes back. */
-    private record Fetched(AdamWKernels.State state, Origin origin) {}
+    private record Fetched(BucketState state, Origin origin) {}
 
     private enum Origin {
         IN_PLACE,
@@ -113,7 +114,7 @@ final class BucketPipeline implements AutoCloseable {
                 }
                 Fetched fetched = stalled(fetches.get(k));
                 Job job = jobs.get(k);
-                updated(update, job, fetched.state);
+                timed(updateNanos, () -> update.run(job, fetched.state));
                 writes.add(
                         fetched.origin == Origin.IN_PLACE
                                 ? null
@@ -126,7 +127,9 @@ final class BucketPipeline implements AutoCloseable {
                 }
             }
             if (next != null && tier.isBackedByFiles() && !ahead.containsKey(next)) {
-                ahead.put(next, fetcher.submit(() -> timed(fetchNanos, () -> readAhead(next))));
+                ahead.put(
+                        next,
+                        fetcher.submit(() -> timed(fetchNanos, () -> tier.readAhead(next.name))));
             }
         } finally {
             // What still runs touches buffers that the next step uses.
@@ -158,35 +161,29 @@ final class BucketPipeline implements AutoCloseable {
 
     private Fetched read(Job job, int slot) {
         tier.read(job.bucket.name, slots[slot]);
-        return new Fetched(inSlot(job.bucket.state, slot), Origin.READ);
+        return new Fetched(inSlot(job, slot), Origin.READ);
     }
 
     private Fetched fetch(Job job, int slot, boolean staged) {
-        AdamWKernels.State state = job.bucket.state;
         tier.readAhead(job.bucket.name);
         if (!staged) {
-            return new Fetched(state, Origin.IN_PLACE);
+            return new Fetched(job.bucket.state, Origin.IN_PLACE);
         }
-        kernels.move(slots[slot], state, job.first, job.last);
-        return new Fetched(inSlot(state, slot), Origin.COPIED);
+        kernels.move(slots[slot], job.bucket.state, job.first, job.last);
+        return new Fetched(inSlot(job, slot), Origin.COPIED);
     }
 
-    private AdamWKernels.State inSlot(AdamWKernels.State state, int slot) {
-        return new AdamWKernels.State(slots[slot], state.elements(), state.master());
+    private BucketState inSlot(Job job, int slot) {
+        BucketState state = job.bucket.state;
+        return new BucketState(slots[slot], state.elements(), state.master());
     }
 
-    private Void readAhead(Bucket bucket) {
-        tier.readAhead(bucket.name);
-        return null;
-    }
-
-    private Void write(Job job, Fetched fetched) {
+    private void write(Job job, Fetched fetched) {
         if (fetched.origin == Origin.COPIED) {
             kernels.move(job.bucket.state.array(), fetched.state, job.first, job.last);
         } else if (fetched.origin == Origin.READ) {
             tier.write(job.bucket.name, fetched.state.array());
         }
-        return null;
     }
 
     private void startThreads() {
@@ -196,61 +193,52 @@ final class BucketPipeline implements AutoCloseable {
         }
     }
 
-    private interface Stage<T> {
-        T run();
-    }
-
-    private static <T> T timed(LongAdder nanos, Stage<T> stage) {
+    private static <T> T timed(LongAdder nanos, Supplier<T> stage) {
         long start = System.nanoTime();
         try {
-            return stage.run();
+            return stage.get();
         } finally {
             nanos.add(System.nanoTime() - start);
         }
+    }
+
+    private static Void timed(LongAdder nanos, Runnable stage) {
+        return timed(
+                nanos,
+                () -> {
+                    stage.run();
+                    return null;
+                });
     }
 
     private <T> T stalled(Future<T> job) {
         return timed(stallNanos, () -> WorkerThread.await(job, "moving the optimizer's state"));
     }
 
-    private void updated(Update update, Job job, AdamWKernels.State state) {
-        timed(
-                updateNanos,
-                () -> {
-                    update.run(job, state);
-                    return null;
-                });
-    }
-
     private void makeSlots(List<Job> jobs, Device device) {
         long needed = 0;
         for (Job job : jobs) {
-            AdamWKernels.State state = job.bucket.state;
-            needed = Math.max(needed, (state.master() ? 3 : 2) * state.elements());
+            BucketState state = job.bucket.state;
+            needed = Math.max(needed, BucketState.size(state.elements(), state.master()));
         }
-        if (slots[0] == null || slots[0].size() < needed) {
-            for (int i = 0; i < SLOTS; i++) {
-                slots[i] = replaced(slots[i], device, needed);
-            }
+        for (int i = 0; i < SLOTS; i++) {
+            slots[i] = atLeast(needed, slots[i], device);
         }
     }
 
-    /** Returns a buffer to widen the gradients of a bucket of half precision. */
+    /** Returns a buffer to widen gradients of half precision. */
     NDArray scratch(long elements, Device device) {
-        if (scratch == null || scratch.size() < elements) {
-            scratch = replaced(scratch, device, elements);
-        }
+        scratch = atLeast(elements, scratch, device);
         return scratch;
     }
 
-    static NDArray noScratch() {
-        return TorchKernels.nothing();
-    }
-
     /** The fetching thread makes slots while the calling one may make scratch. */
-    private synchronized NDArray replaced(NDArray old, Device device, long elements) {
-        if (old != null) {
-            old.close();
+    private synchronized NDArray atLeast(long elements, NDArray buffer, Device device) {
+        if (buffer != null) {
+            if (buffer.size() >= elements) {
+                return buffer;
+            }
+            buffer.close();
         }
         if (manager == null) {
             manager = NDManager.newBaseManager(device, "PyTorch");
@@ -296,6 +284,8 @@ final class BucketPipeline implements AutoCloseable {
         if (manager != null) {
             manager.close();
             manager = null;
+            Arrays.fill(slots, null);
+            scratch = null;
         }
     }
 }

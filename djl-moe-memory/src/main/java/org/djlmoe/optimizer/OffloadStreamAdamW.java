@@ -7,17 +7,18 @@ import ai.djl.metric.Metrics;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
-import ai.djl.nn.Parameter;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.ParameterTracker;
 import java.io.IOException;
 import java.lang.ref.Cleaner;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.function.Predicate;
 import java.util.function.Supplier;
 import org.djlmoe.autograd.GradMode;
@@ -25,10 +26,11 @@ import org.djlmoe.autograd.Gradients;
 import org.djlmoe.autograd.ParameterPaths;
 import org.djlmoe.autograd.StepOptimizer;
 import org.djlmoe.io.SafetensorsException;
-import org.djlmoe.optimizer.AdamWKernels.Precision;
-import org.djlmoe.optimizer.BucketLayout.Slab;
+import org.djlmoe.kernel.TorchKernels;
+import org.djlmoe.optimizer.AdamWKernels.Run;
+import org.djlmoe.optimizer.ParameterGroups.Rule;
 import org.djlmoe.optimizer.StateBuckets.Need;
-import org.djlmoe.optimizer.StateBuckets.Place;
+import org.djlmoe.optimizer.UpdatePlan.Group;
 import org.djlmoe.tier.HostTier;
 import org.djlmoe.tier.MappedFileTier;
 import org.djlmoe.tier.Tier;
@@ -58,8 +60,8 @@ import org.slf4j.LoggerFactory;
  *
  * <p>Weights of half precision (F16, BF16) have a 32-bit master in the tier, 12 bytes an element in
  * all; the master is updated and rounded into the weight. Their gradients may be of half precision
- * or of 32 bits; the former are widened, a bucket at a time, in one more buffer. What changes such
- * a weight from outside is lost with its next update.
+ * or of 32 bits; the former are widened, up to 2^21 elements at a time, in one more buffer. What
+ * changes such a weight from outside is lost with its next update.
  *
  * <p>Bound of all buffers, with buckets of beta elements: 2 x 16 x beta bytes.
  *
@@ -81,76 +83,51 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     private static final Logger LOGGER = LoggerFactory.getLogger(OffloadStreamAdamW.class);
     private static final Cleaner CLEANER = Cleaner.create();
 
-    /** Elements of a bucket that needs buffers. More would gain nothing. */
+    /** Elements of a bucket that passes through buffers. More would gain nothing. */
     private static final long BUCKET = 1L << 22;
 
-    /** Elements of a bucket that needs none; less costs a tenth of the time. */
+    /** Elements of a bucket that is updated in place; less costs a tenth of the time. */
     private static final long IN_PLACE = 1L << 25;
 
-    private final ParameterTracker learningRate;
     private final double beta1;
     private final double beta2;
     private final double epsilon;
-    private final double decay;
-    private final double clipNorm;
-    private final double clipValue;
-    private final NonFinitePolicy nonFinite;
+    private final Clipping clipping;
     private final ParameterGroups groups;
-    private final Supplier<Block> block;
+    private final boolean decaysIdle;
+    private final Map<String, String> options;
+    private Supplier<Block> block;
     private final GradientSequence sequence;
+    private final StepPolicy policy;
+    private final SlotChecks checks;
     private final AdamWKernels kernels;
     private final StateBuckets buckets;
+    private final AdamWState state;
     private final BucketPipeline pipeline;
-    private final IdleExperts idle;
-    private final ExpertLoad load;
     private final Cleaner.Cleanable cleanable;
     private boolean closed;
 
-    private Decision decision;
-    private final int begin;
-    private int updates;
-    private long skipped;
-    private double globalNorm = Double.NaN;
-
-    /** What holds for a whole step: its number, and how gradients are scaled, or that it's left. */
-    private record Decision(
-            int number, double divisor, boolean skip, Map<String, long[]> expertLoad) {}
+    /** The last step, or the one that DJL's trainer is in the middle of. */
+    private StepPolicy.Step current;
 
     private OffloadStreamAdamW(Builder builder, AdamWKernels kernels) {
         super(builder);
-        learningRate = builder.learningRate;
         beta1 = builder.beta1;
         beta2 = builder.beta2;
         epsilon = builder.epsilon;
-        decay = builder.decay;
-        clipNorm = builder.clipNorm;
-        clipValue = builder.clipValue;
-        nonFinite = builder.nonFinite;
-        groups = builder.groups;
+        clipping = new Clipping(rescaleGrad, builder.clipValue, builder.clipNorm);
+        groups = builder.groups();
+        decaysIdle = builder.idle == IdleExperts.DECAY;
+        options = options(builder);
         block = builder.block;
         sequence = new GradientSequence(block);
-        begin = builder.begin;
+        policy = new StepPolicy(kernels, clipping, builder.nonFinite, builder.load, builder.begin);
+        checks = new SlotChecks(kernels);
         this.kernels = kernels;
-        Tier tier = builder.tier;
-        if (tier == null) {
-            tier =
-                    builder.directory == null
-                            ? new HostTier()
-                            : new MappedFileTier(builder.directory);
-        }
-        long elements = builder.bucketElements;
-        if (elements == 0) {
-            boolean inPlace =
-                    !builder.staged
-                            && !tier.isBackedByFiles()
-                            && !Engine.getEngine("PyTorch").defaultDevice().isGpu();
-            buckets = new StateBuckets(tier, inPlace ? IN_PLACE : BUCKET, BUCKET);
-        } else {
-            buckets = new StateBuckets(tier, elements, elements);
-        }
+        Tier tier = builder.tier == null ? builder.newTier() : builder.tier;
+        buckets = new StateBuckets(tier, builder.bucketElements(tier));
+        state = new AdamWState(buckets, kernels);
         pipeline = new BucketPipeline(tier, kernels, builder.staged);
-        idle = builder.idle;
-        load = builder.load;
         // DJL never closes an optimizer, so a program that only swapped the class would leak.
         cleanable =
                 CLEANER.register(this, new Release(pipeline, builder.tier == null ? tier : null));
@@ -181,14 +158,18 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             return;
         }
         try (GradMode off = GradMode.off()) {
-            checkDevices(parameters);
-            parameters.forEach(slot -> check(slot.path(), slot.weight(), slot.gradient()));
+            checks.check(parameters);
             Map<String, NDArray> gradients = new LinkedHashMap<>();
             parameters.forEach(slot -> gradients.put(slot.path(), slot.gradient()));
-            decide(gradients);
+            begin(gradients);
             List<NDArray> all = List.copyOf(gradients.values());
-            boolean clear = kernels.areContiguous(all);
-            if (decision.skip || !apply(parameters, clear)) {
+            boolean cleared = false;
+            if (!current.skipped()) {
+                UpdatePlan plan = plan(parameters);
+                cleared = !plan.anyIdle() && kernels.areContiguous(all);
+                run(plan, parameters.get(0).weight().getDevice(), cleared);
+            }
+            if (!cleared) {
                 kernels.zero(all);
             }
         }
@@ -208,24 +189,24 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     public void update(String parameterId, NDArray weight, NDArray gradient) {
         requireOpen();
         try (GradMode off = GradMode.off()) {
-            String path = sequence.path(parameterId);
-            check(path, weight, gradient);
+            Slot slot = new Slot(parameterId, sequence.path(parameterId), weight, gradient);
+            checks.check(List.of(slot));
             if (isMadeUp(weight, gradient)) {
                 return;
             }
-            if (block == null && needsAllGradients()) {
+            if (block == null && policy.needsAllGradients()) {
                 throw new IllegalStateException(
                         "optClipNorm and optNonFinite look at all gradients of a step, but this"
                                 + " trainer hands over one at a time ("
-                                + path
+                                + slot.path()
                                 + "): give the optimizer the model with optModel(model) or"
                                 + " optBlock(block), or train with BoundedTrainer");
             }
-            sequence.next(parameterId, path, gradient, this::decide);
-            if (!decision.skip) {
-                // It may be a copy of the gradient that is to be set to zero.
-                apply(List.of(new Slot(parameterId, path, weight, gradient)), false);
+            sequence.next(parameterId, slot.path(), gradient, this::begin);
+            if (!current.skipped()) {
+                run(plan(List.of(slot)), weight.getDevice(), false);
             }
+            // What was handed over may be a copy of the gradient.
             Gradients.zero(weight);
         }
     }
@@ -242,209 +223,73 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         }
     }
 
-    private boolean needsAllGradients() {
-        return clipNorm > 0 || nonFinite != NonFinitePolicy.PROPAGATE;
-    }
-
-    /** Counts a step and decides how its gradients are scaled, or that it is left out. */
-    private void decide(Map<String, NDArray> gradients) {
-        String culprit = null;
-        boolean skip = false;
-        double divisor = 1.0 / rescaleGrad;
-        if (needsAllGradients()) {
-            double squares = 0;
-            for (Map.Entry<String, NDArray> entry : gradients.entrySet()) {
-                double sum = kernels.sumOfSquares(entry.getValue(), 0);
-                if (!Double.isFinite(sum) && culprit == null) {
-                    culprit = entry.getKey();
-                }
-                squares +=
-                        clipValue > 0
-                                ? kernels.sumOfSquares(entry.getValue(), unscaledLimit())
-                                : sum;
-            }
-            globalNorm = Math.abs(rescaleGrad) * Math.sqrt(squares);
-            if (culprit != null && nonFinite == NonFinitePolicy.RAISE) {
-                throw new ArithmeticException(
-                        "The gradient of "
-                                + culprit
-                                + " holds a NaN or an infinity; nothing has been updated");
-            }
-            skip = culprit != null && nonFinite == NonFinitePolicy.SKIP;
-            if (clipNorm > 0) {
-                divisor /= Math.min(1, clipNorm / (globalNorm + 1e-6));
-            }
-        }
-        if (skip) {
-            skipped++;
-            LOGGER.warn(
-                    "A step is left out ({} so far): the gradient of {} holds a NaN or an infinity",
-                    skipped,
-                    culprit);
-        } else {
-            // The superclass counts as well, but its count cannot be restored.
-            updates = Math.max(begin, updates) + 1;
-        }
-        // Also of a step that is left out: its tokens are no tokens of the next.
-        decision = new Decision(updates, divisor, skip, load == null ? Map.of() : load.take());
+    private void begin(Map<String, NDArray> gradients) {
+        current = policy.next(gradients);
         pipeline.beginStep();
     }
 
-    private double unscaledLimit() {
-        return clipValue > 0 ? clipValue / Math.abs(rescaleGrad) : 0;
+    /** Plans the updates of a step, or of a part of it, and makes room for new parameters. */
+    private UpdatePlan plan(List<Slot> slots) {
+        // Asked for everything that can go wrong before anything changes.
+        Map<String, Need> needs = new LinkedHashMap<>();
+        Map<String, Group> groupOf = new HashMap<>();
+        for (Slot slot : slots) {
+            Shape shape = slot.weight().getShape();
+            needs.put(slot.path(), new Need(shape, kernels.isHalf(slot.weight())));
+            groupOf.put(slot.path(), groups.of(slot.path(), shape.dimension(), current.number()));
+            SlotChecks.checkLoad(slot, current.expertLoad().get(slot.path()));
+        }
+        Set<String> added = Set.copyOf(buckets.ensure(needs));
+        UpdatePlan plan = new UpdatePlan(buckets, decaysIdle);
+        for (Slot slot : slots) {
+            String path = slot.path();
+            if (added.contains(path) && needs.get(path).master()) {
+                state.fillMaster(path, slot.weight());
+            }
+            plan.add(slot, groupOf.get(path), current.expertLoad().get(path));
+        }
+        return plan;
     }
 
-    /**
-     * Updates parameters.
-     *
-     * @param clear whether to set gradients to zero, which all have to be contiguous
-     * @return whether all are zero now
-     */
-    private boolean apply(List<Slot> parameters, boolean clear) {
-        Map<String, Need> needs = new LinkedHashMap<>();
-        Map<String, Slot> slots = new LinkedHashMap<>();
-        for (Slot slot : parameters) {
-            boolean half = kernels.precision(slot.weight()) == Precision.HALF;
-            needs.put(slot.path(), new Need(slot.weight().getShape(), half));
-            slots.put(slot.path(), slot);
-        }
-        // Asked for everything that can go wrong before anything changes.
-        Map<String, UpdatePlan.Group> groupOf = new HashMap<>();
-        needs.forEach(
-                (path, need) -> {
-                    groupOf.put(path, group(path, need.shape().dimension()));
-                    checkLoad(path, need.shape());
-                });
-        for (String path : buckets.ensure(needs)) {
-            if (needs.get(path).master()) {
-                fillMaster(path, slots.get(path).weight());
-            }
-        }
-        UpdatePlan plan = new UpdatePlan(buckets, idle == IdleExperts.DECAY);
-        slots.forEach(
-                (path, slot) -> plan.add(slot, groupOf.get(path), decision.expertLoad.get(path)));
+    private void run(UpdatePlan plan, Device device, boolean clear) {
         if (!plan.isEmpty()) {
-            Device device = parameters.get(0).weight().getDevice();
             pipeline.run(
                     plan.jobs(),
                     plan.following(),
                     device,
-                    (job, state) ->
-                            plan.slabs(job.bucket())
-                                    .forEach(
-                                            (group, slabs) ->
-                                                    update(group, slabs, state, device, clear)));
-        }
-        return clear && !plan.anyIdle();
-    }
-
-    private void fillMaster(String path, NDArray weight) {
-        for (Place place : buckets.entries().get(path).places) {
-            StateBuckets.Bucket bucket = buckets.bucket(place.bucket());
-            Slab slab = bucket.slabs.get(place.index());
-            kernels.copy(
-                    bucket.state.array(),
-                    2 * bucket.state.elements() + slab.offset(),
-                    weight,
-                    slab.start(),
-                    slab.length());
+                    (job, there) ->
+                            plan.runs(job.bucket())
+                                    .forEach((group, runs) -> update(group, runs, there, clear)));
         }
     }
 
-    private void checkLoad(String path, Shape shape) {
-        long[] tokens = decision.expertLoad.get(path);
-        if (tokens != null && (shape.dimension() == 0 || shape.get(0) != tokens.length)) {
-            throw new IllegalArgumentException(
-                    "The expert load of "
-                            + path
-                            + " is of "
-                            + tokens.length
-                            + " experts, but its shape is "
-                            + shape);
-        }
-    }
-
-    private UpdatePlan.Group group(String path, int rank) {
-        double rate = learningRate.getNewValue(path, decision.number) * groups.multiplier(path);
-        if (!Double.isFinite(rate)) {
-            throw new IllegalArgumentException(
-                    "The learning rate of " + path + " is " + rate + " at update " + updates);
-        }
-        return new UpdatePlan.Group(rate, groups.decay(path, rank, decay), false);
-    }
-
-    private void update(
-            UpdatePlan.Group group,
-            AdamWKernels.Slabs slabs,
-            AdamWKernels.State state,
-            Device device,
-            boolean clear) {
+    private void update(Group group, List<Run> runs, BucketState there, boolean clear) {
         if (group.idle()) {
-            kernels.shrink(slabs, state, 1 - group.learningRate() * group.decay());
+            kernels.shrink(runs, there, 1 - group.learningRate() * group.decay());
             return;
         }
-        boolean half =
-                state.master()
-                        && slabs.gradients().stream()
-                                .anyMatch(g -> kernels.precision(g) == Precision.HALF);
         kernels.update(
-                slabs,
-                state,
-                half ? pipeline.scratch(state.elements(), device) : BucketPipeline.noScratch(),
+                runs,
+                there,
+                scratch(runs, there.master()),
                 new AdamWKernels.Rule(
                         group.learningRate(),
                         beta1,
                         beta2,
                         epsilon,
                         group.decay(),
-                        unscaledLimit(),
-                        decision.divisor),
+                        clipping.limit(),
+                        current.divisor()),
                 clear);
     }
 
-    private static void checkDevices(List<Slot> parameters) {
-        Slot first = parameters.get(0);
-        Device device = first.weight().getDevice();
-        for (Slot slot : parameters) {
-            if (!slot.weight().getDevice().equals(device)) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "%s lies on %s and %s on %s, but an optimizer updates on one"
-                                        + " device: build one for each",
-                                first.path(), device, slot.path(), slot.weight().getDevice()));
-            }
+    /** A buffer for gradients of half precision, which only weights with a master may have. */
+    private NDArray scratch(List<Run> runs, boolean master) {
+        if (!master || runs.stream().noneMatch(run -> kernels.isHalf(run.gradient()))) {
+            return TorchKernels.nothing();
         }
-    }
-
-    private void check(String path, NDArray weight, NDArray gradient) {
-        Precision ofWeight = kernels.precision(weight);
-        Precision ofGradient = kernels.precision(gradient);
-        if (ofWeight == Precision.OTHER
-                || ofGradient == Precision.OTHER
-                || ofWeight == Precision.F32 && ofGradient == Precision.HALF) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%s is %s with a gradient of %s, but this optimizer updates FLOAT32"
-                                    + " with gradients of FLOAT32, and FLOAT16 or BFLOAT16 with"
-                                    + " gradients of either: convert it, or freeze the parameter",
-                            path, weight.getDataType(), gradient.getDataType()));
-        }
-        if (!weight.getDevice().equals(gradient.getDevice())) {
-            throw new IllegalArgumentException(
-                    path
-                            + " lies on "
-                            + weight.getDevice()
-                            + " and its gradient on "
-                            + gradient.getDevice());
-        }
-        if (!weight.getShape().equals(gradient.getShape())) {
-            throw new IllegalArgumentException(
-                    path
-                            + " has the shape "
-                            + weight.getShape()
-                            + " and a gradient of the shape "
-                            + gradient.getShape());
-        }
+        long longest = runs.stream().mapToLong(Run::length).max().getAsLong();
+        return pipeline.scratch(longest, runs.get(0).weight().getDevice());
     }
 
     /**
@@ -454,7 +299,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      */
     public AdamWState state() {
         requireOpen();
-        return new AdamWState(buckets, kernels);
+        return state;
     }
 
     /**
@@ -471,14 +316,14 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @throws IOException if writing fails
      */
     public void save(Path file) throws IOException {
-        AdamWState from = state();
+        requireOpen();
         if (sequence.isNamedById()) {
             throw new IllegalStateException(
                     "DJL's trainer names parameters by numbers that are others in every process, so"
                             + " their state cannot be found again: give the optimizer the model with"
                             + " optModel(model) or optBlock(block)");
         }
-        new StateFile(from).save(file, updates, skipped, options());
+        new StateFile(state, kernels).save(file, policy.updates(), policy.skipped(), options);
     }
 
     /**
@@ -511,7 +356,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * steps.
      *
      * @param file the file
-     * @param trained the initialized model
+     * @param trained the initialized model; an optimizer that was built without knows it from now on
      * @return what became of each parameter
      * @throws IllegalStateException if this optimizer holds state of another shape
      * @throws SafetensorsException if the file is no such file or is broken, or a parameter has
@@ -519,34 +364,15 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @throws IOException if reading fails; what this optimizer holds is of no more use then
      */
     public StateReport load(Path file, Block trained) throws IOException {
-        Map<String, Parameter> parameters = ParameterPaths.of(trained);
-        Map<String, StateFile.Target> targets = new LinkedHashMap<>();
-        parameters.forEach(
-                (path, parameter) -> {
-                    if (!parameter.isInitialized()) {
-                        throw new IllegalArgumentException(
-                                path + " has no values yet: initialize the model first");
-                    }
-                    NDArray weight = parameter.getArray();
-                    targets.put(
-                            path,
-                            new StateFile.Target(
-                                    weight.getShape(),
-                                    kernels.precision(weight) == Precision.HALF,
-                                    parameter.requiresGradient()));
-                });
+        requireOpen();
         try (GradMode off = GradMode.off()) {
             StateFile.Loaded loaded =
-                    new StateFile(state())
-                            .load(
-                                    file,
-                                    targets,
-                                    options(),
-                                    path -> fillMaster(path, parameters.get(path).getArray()));
-            updates = loaded.updates();
-            skipped = loaded.skipped();
-            decision = null;
-            sequence.restart();
+                    new StateFile(state, kernels).load(file, ParameterPaths.of(trained), options);
+            policy.restore(loaded.updates(), loaded.skipped());
+            if (block == null) {
+                block = () -> trained;
+            }
+            sequence.restart(block);
             StateReport report = loaded.report();
             if (report.isComplete()) {
                 LOGGER.info("{}", report);
@@ -558,18 +384,18 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     }
 
     /** What decides an update, besides the learning rate and the groups, which are code. */
-    private Map<String, String> options() {
-        Map<String, String> options = new LinkedHashMap<>();
-        options.put("beta1", Double.toString(beta1));
-        options.put("beta2", Double.toString(beta2));
-        options.put("epsilon", Double.toString(epsilon));
-        options.put("weight_decay", Double.toString(decay));
-        options.put("clip_norm", Double.toString(clipNorm));
-        options.put("clip_value", Double.toString(clipValue));
-        options.put("rescale_grad", Float.toString(rescaleGrad));
-        options.put("non_finite", nonFinite.name());
-        options.put("idle_experts", load == null ? "none" : idle.name());
-        return options;
+    private Map<String, String> options(Builder builder) {
+        Map<String, String> named = new LinkedHashMap<>();
+        named.put("beta1", Double.toString(beta1));
+        named.put("beta2", Double.toString(beta2));
+        named.put("epsilon", Double.toString(epsilon));
+        named.put("weight_decay", Double.toString(builder.decay));
+        named.put("clip_norm", Double.toString(clipping.norm()));
+        named.put("clip_value", Double.toString(clipping.value()));
+        named.put("rescale_grad", Float.toString(rescaleGrad));
+        named.put("non_finite", builder.nonFinite.name());
+        named.put("idle_experts", builder.load == null ? "none" : builder.idle.name());
+        return named;
     }
 
     /**
@@ -579,7 +405,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @return the number of steps, from {@code optBeginNumUpdate} on; 0 before the first
      */
     public int updates() {
-        return updates;
+        return policy.updates();
     }
 
     /**
@@ -588,7 +414,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @return the number of steps
      */
     public long skippedSteps() {
-        return skipped;
+        return policy.skipped();
     }
 
     /**
@@ -598,7 +424,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @return the norm; NaN if neither {@code optClipNorm} nor {@code optNonFinite} asks for it
      */
     public double globalNorm() {
-        return globalNorm;
+        return policy.globalNorm();
     }
 
     /**
@@ -660,7 +486,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         private double clipNorm;
         private double clipValue;
         private NonFinitePolicy nonFinite = NonFinitePolicy.PROPAGATE;
-        private final ParameterGroups groups = new ParameterGroups();
+        private final List<Rule> multipliers = new ArrayList<>();
+        private final List<Rule> decays = new ArrayList<>();
         private Supplier<Block> block;
         private long bucketElements;
         private Tier tier;
@@ -755,7 +582,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optDecayGroup(Predicate<String> path, double weightDecay) {
-            groups.addDecay(path, weightDecay);
+            decays.add(new Rule(path, nonNegative("weight decay", weightDecay)));
             return this;
         }
 
@@ -767,7 +594,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optLearningRateGroup(Predicate<String> path, double multiplier) {
-            groups.addMultiplier(path, multiplier);
+            multipliers.add(new Rule(path, nonNegative("learning-rate multiplier", multiplier)));
             return this;
         }
 
@@ -870,8 +697,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         }
 
         /**
-         * Sets the largest size of a bucket. By default 2^22 elements, or 2^25 where F32 state is
-         * updated in memory in place, which needs no buffers.
+         * Sets the largest size of a bucket. By default 2^22 elements, or 2^25 where state is
+         * updated in memory in place.
          *
          * @param elements the number of elements, at least 1
          * @return this builder
@@ -964,6 +791,25 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                         "The state lies in one place: optTier or optFileTier, not both");
             }
             return new OffloadStreamAdamW(this, kernels == null ? AdamWKernels.best() : kernels);
+        }
+
+        private ParameterGroups groups() {
+            return new ParameterGroups(learningRate, multipliers, decay, decays);
+        }
+
+        private Tier newTier() {
+            return directory == null ? new HostTier() : new MappedFileTier(directory);
+        }
+
+        private long bucketElements(Tier place) {
+            if (bucketElements > 0) {
+                return bucketElements;
+            }
+            boolean inPlace =
+                    !staged
+                            && !place.isBackedByFiles()
+                            && !Engine.getEngine("PyTorch").defaultDevice().isGpu();
+            return inPlace ? IN_PLACE : BUCKET;
         }
 
         private static void below1(String what, double value) {

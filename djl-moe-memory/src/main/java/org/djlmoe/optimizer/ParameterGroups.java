@@ -1,35 +1,49 @@
 package org.djlmoe.optimizer;
 
-import java.util.ArrayList;
+import ai.djl.training.tracker.ParameterTracker;
 import java.util.List;
 import java.util.function.Predicate;
+import org.djlmoe.optimizer.UpdatePlan.Group;
 
-/** Which weight decay and which learning-rate multiplier a parameter has; the first match wins. */
+/** With which learning rate and which weight decay a parameter is updated. */
 final class ParameterGroups {
 
-    private record Rule(Predicate<String> path, double value) {}
+    /** A number for some parameters; of several rules the first that matches counts. */
+    record Rule(Predicate<String> path, double value) {}
 
-    private final List<Rule> decays = new ArrayList<>();
-    private final List<Rule> multipliers = new ArrayList<>();
+    private final ParameterTracker learningRate;
+    private final List<Rule> multipliers;
+    private final double decay;
+    private final List<Rule> decays;
 
-    void addDecay(Predicate<String> path, double decay) {
-        decays.add(new Rule(path, OffloadStreamAdamW.nonNegative("weight decay", decay)));
+    /**
+     * Creates groups.
+     *
+     * @param learningRate by path and number of the step
+     * @param multipliers of the learning rate, 1 where no rule matches
+     * @param decay of what no rule matches, for parameters of rank 2 and above
+     * @param decays of the others
+     */
+    ParameterGroups(
+            ParameterTracker learningRate,
+            List<Rule> multipliers,
+            double decay,
+            List<Rule> decays) {
+        this.learningRate = learningRate;
+        this.multipliers = List.copyOf(multipliers);
+        this.decay = decay;
+        this.decays = List.copyOf(decays);
     }
 
-    void addMultiplier(Predicate<String> path, double multiplier) {
-        multipliers.add(
-                new Rule(
-                        path,
-                        OffloadStreamAdamW.nonNegative("learning-rate multiplier", multiplier)));
-    }
-
-    /** Biases and norm gains (rank 0 and 1) aren't decayed unless a group says so. */
-    double decay(String path, int rank, double standard) {
-        return first(decays, path, rank <= 1 ? 0 : standard);
-    }
-
-    double multiplier(String path) {
-        return first(multipliers, path, 1);
+    /** Returns what a step updates a parameter with. */
+    Group of(String path, int rank, int step) {
+        double rate = learningRate.getNewValue(path, step) * first(multipliers, path, 1);
+        if (!Double.isFinite(rate)) {
+            throw new IllegalArgumentException(
+                    "The learning rate of " + path + " is " + rate + " at update " + step);
+        }
+        // Biases and norm gains are not decayed unless a group says so.
+        return new Group(rate, first(decays, path, rank <= 1 ? 0 : decay), false);
     }
 
     private static double first(List<Rule> rules, String path, double otherwise) {

@@ -17,31 +17,22 @@ import org.djlmoe.tier.Tier;
  */
 final class StateBuckets {
 
-    /** One array in the tier: the parts of the state one after the other. */
+    /** One array in the tier. */
     static final class Bucket {
 
         final int number;
         final String name;
-        final List<Slab> slabs;
-        final AdamWKernels.State state;
+        final BucketState state;
 
-        Bucket(int number, String name, List<Slab> slabs, AdamWKernels.State state) {
+        Bucket(int number, String name, BucketState state) {
             this.number = number;
             this.name = name;
-            this.slabs = slabs;
             this.state = state;
         }
     }
 
-    /** A part of the state, in the order in which they lie in a bucket. */
-    enum Part {
-        EXP_AVG,
-        EXP_AVG_SQ,
-        MASTER
-    }
-
-    /** Where a slab lies: its bucket and its position in the bucket's list. */
-    record Place(int bucket, int index) {}
+    /** A part of a parameter, and the bucket that its state lies in. */
+    record Place(Bucket bucket, Slab slab) {}
 
     /** What a parameter needs room for. */
     record Need(Shape shape, boolean master) {}
@@ -81,7 +72,6 @@ final class StateBuckets {
 
     private final Tier tier;
     private final long bucketElements;
-    private final long masterElements;
     private final List<Bucket> buckets = new ArrayList<>();
     private final Map<String, Entry> entries = new LinkedHashMap<>();
 
@@ -90,12 +80,10 @@ final class StateBuckets {
      *
      * @param tier where they lie
      * @param bucketElements the largest size of a bucket
-     * @param masterElements the same with masters
      */
-    StateBuckets(Tier tier, long bucketElements, long masterElements) {
+    StateBuckets(Tier tier, long bucketElements) {
         this.tier = tier;
         this.bucketElements = bucketElements;
-        this.masterElements = masterElements;
     }
 
     /**
@@ -103,8 +91,8 @@ final class StateBuckets {
      * fails, none.
      *
      * @return the paths that room was made for
-     * @throws IllegalStateException if there is state of another shape, or without the master that
-     *     is needed, for one of them
+     * @throws IllegalStateException if there is state of another shape for one of them, or with a
+     *     master where none is needed, or the other way round
      */
     List<String> ensure(Map<String, Need> parameters) {
         return ensure(List.of(parameters));
@@ -112,6 +100,7 @@ final class StateBuckets {
 
     /** The same for several groups that share no bucket: room for all of them, or for none. */
     List<String> ensure(List<Map<String, Need>> groups) {
+        groups.forEach(group -> group.forEach(this::check));
         Map<String, Entry> added = new LinkedHashMap<>();
         List<Bucket> made = new ArrayList<>();
         try {
@@ -120,17 +109,16 @@ final class StateBuckets {
                     Map<String, Long> sizes = new LinkedHashMap<>();
                     group.forEach(
                             (path, need) -> {
-                                Entry entry = entries.get(path);
-                                if (entry != null) {
-                                    check(path, entry, need);
-                                } else if (need.master == master) {
+                                if (need.master == master && !entries.containsKey(path)) {
                                     added.put(path, new Entry(need));
                                     sizes.put(path, need.shape.size());
                                 }
                             });
-                    long limit = master ? masterElements : bucketElements;
-                    for (List<Slab> slabs : BucketLayout.pack(sizes, limit)) {
-                        made.add(allocate(buckets.size() + made.size(), slabs, master));
+                    for (List<Slab> slabs : BucketLayout.pack(sizes, bucketElements)) {
+                        Bucket bucket = allocate(buckets.size() + made.size(), slabs, master);
+                        made.add(bucket);
+                        slabs.forEach(
+                                slab -> added.get(slab.path()).places.add(new Place(bucket, slab)));
                     }
                 }
             }
@@ -138,17 +126,16 @@ final class StateBuckets {
             made.forEach(bucket -> tier.free(bucket.name));
             throw e;
         }
-        for (Bucket bucket : made) {
-            for (int i = 0; i < bucket.slabs.size(); i++) {
-                added.get(bucket.slabs.get(i).path()).places.add(new Place(buckets.size(), i));
-            }
-            buckets.add(bucket);
-        }
+        buckets.addAll(made);
         entries.putAll(added);
         return List.copyOf(added.keySet());
     }
 
-    private static void check(String path, Entry entry, Need need) {
+    private void check(String path, Need need) {
+        Entry entry = entries.get(path);
+        if (entry == null) {
+            return;
+        }
         if (!entry.shape.equals(need.shape)) {
             throw new IllegalStateException(
                     path
@@ -158,20 +145,24 @@ final class StateBuckets {
                             + entry.shape
                             + " for it; use a new optimizer for a new model");
         }
-        if (need.master && !entry.master) {
+        if (need.master != entry.master) {
             throw new IllegalStateException(
                     path
-                            + " is of half precision, but its optimizer state holds no 32-bit"
-                            + " master weight; use a new optimizer, or define the state with one");
+                            + (need.master
+                                    ? " is of half precision, but its optimizer state holds no"
+                                    : " is no weight of half precision, but its optimizer state"
+                                            + " holds a")
+                            + " 32-bit master weight; use a new optimizer, or define the state as"
+                            + " the weight needs it");
         }
     }
 
     private Bucket allocate(int number, List<Slab> slabs, boolean master) {
         Slab last = slabs.get(slabs.size() - 1);
-        long size = last.offset() + last.length();
+        long elements = last.offset() + last.length();
         String name = String.format("bucket%06d", number);
-        NDArray array = tier.allocate(name, (master ? 3 : 2) * size);
-        return new Bucket(number, name, slabs, new AdamWKernels.State(array, size, master));
+        NDArray array = tier.allocate(name, BucketState.size(elements, master));
+        return new Bucket(number, name, new BucketState(array, elements, master));
     }
 
     Map<String, Entry> entries() {

@@ -4,6 +4,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
@@ -15,14 +16,13 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.function.Consumer;
 import org.djlmoe.io.DType;
 import org.djlmoe.io.SafetensorsException;
 import org.djlmoe.io.SafetensorsReader;
 import org.djlmoe.io.SafetensorsWriter;
 import org.djlmoe.io.TensorInfo;
+import org.djlmoe.optimizer.BucketState.Part;
 import org.djlmoe.optimizer.StateBuckets.Need;
-import org.djlmoe.optimizer.StateBuckets.Part;
 
 /**
  * An optimizer's state as a safetensors file: each part of a parameter's state is a tensor of the
@@ -30,9 +30,6 @@ import org.djlmoe.optimizer.StateBuckets.Part;
  * metadata. Values pass through one buffer of 1 MB, so memory does not grow with the state.
  */
 final class StateFile {
-
-    /** A parameter of the model. */
-    record Target(Shape shape, boolean half, boolean trained) {}
 
     /** What was read besides the state itself. */
     record Loaded(StateReport report, int updates, long skipped) {}
@@ -47,19 +44,15 @@ final class StateFile {
     private static final int PIECE = 1 << 18;
 
     private final AdamWState state;
+    private final AdamWKernels kernels;
 
-    StateFile(AdamWState state) {
+    StateFile(AdamWState state, AdamWKernels kernels) {
         this.state = state;
+        this.kernels = kernels;
     }
 
     private static String name(String path, Part part) {
         return path + "." + part.name().toLowerCase(Locale.ROOT);
-    }
-
-    private static List<Part> parts(boolean master) {
-        return master
-                ? List.of(Part.EXP_AVG, Part.EXP_AVG_SQ, Part.MASTER)
-                : List.of(Part.EXP_AVG, Part.EXP_AVG_SQ);
     }
 
     void save(Path file, int updates, long skipped, Map<String, String> options)
@@ -77,7 +70,7 @@ final class StateFile {
                     path + STEP,
                     DType.I64,
                     steps.length == 1 ? new long[0] : new long[] {steps.length});
-            for (Part part : parts(state.hasMaster(path))) {
+            for (Part part : Part.of(state.hasMaster(path))) {
                 plan.addTensor(name(path, part), DType.F32, state.shape(path).getShape());
             }
         }
@@ -85,7 +78,7 @@ final class StateFile {
                 Pieces pieces = new Pieces()) {
             for (String path : state.paths()) {
                 writer.writeBytes(path + STEP, bytes(state.steps(path)));
-                for (Part part : parts(state.hasMaster(path))) {
+                for (Part part : Part.of(state.hasMaster(path))) {
                     pieces.each(
                             state.shape(path).size(),
                             (start, length) -> {
@@ -101,81 +94,97 @@ final class StateFile {
     /**
      * Reads a file; checks everything before anything changes.
      *
-     * @param targets the model's parameters by path, in the block's order
+     * @param parameters the model's by path, in the block's order
      * @param options what holds now
-     * @param fillMaster sets a master to the weight
      */
-    Loaded load(
-            Path file,
-            Map<String, Target> targets,
-            Map<String, String> options,
-            Consumer<String> fillMaster)
+    Loaded load(Path file, Map<String, Parameter> parameters, Map<String, String> options)
             throws IOException {
+        parameters.forEach(StateFile::checkInitialized);
         try (SafetensorsReader reader = SafetensorsReader.open(file)) {
             Map<String, String> metadata = metadata(reader);
             int updates = (int) number(reader, "updates", Integer.MAX_VALUE);
             long skipped = number(reader, "skipped", Long.MAX_VALUE);
             Map<String, Stored> stored = stored(reader);
             stored.forEach((path, found) -> checkHeld(path, found.shape));
-
-            List<String> restored = new ArrayList<>();
-            List<String> frozen = new ArrayList<>();
-            List<String> started = new ArrayList<>();
-            List<String> converted = new ArrayList<>();
-            Map<String, Need> inUse = new LinkedHashMap<>();
-            Map<String, Need> kept = new LinkedHashMap<>();
-            for (Map.Entry<String, Target> entry : targets.entrySet()) {
-                String path = entry.getKey();
-                Target target = entry.getValue();
-                Stored found = stored.get(path);
-                if (found == null) {
-                    if (target.trained) {
-                        started.add(path);
-                    }
-                    continue;
-                }
-                checkShape(file, path, found, target);
-                if (found.master != target.half) {
-                    converted.add(path);
-                }
-                (target.trained ? restored : frozen).add(path);
-                (target.trained ? inUse : kept).put(path, new Need(target.shape, target.half));
-            }
-            List<String> removed = new ArrayList<>(stored.keySet());
-            removed.removeAll(targets.keySet());
-
-            // State of frozen parameters stays out of the buckets that each step goes through.
-            state.reserve(List.of(inUse, kept));
-            try (Pieces pieces = new Pieces()) {
-                clearOthers(stored, targets, pieces, fillMaster);
-                for (Map<String, Need> needs : List.of(inUse, kept)) {
-                    for (Map.Entry<String, Need> need : needs.entrySet()) {
-                        boolean master = need.getValue().master();
-                        read(reader, need.getKey(), stored.get(need.getKey()), master, pieces);
-                        if (master && !stored.get(need.getKey()).master) {
-                            fillMaster.accept(need.getKey());
-                        }
-                    }
-                }
-            } catch (IOException e) {
-                throw new IOException(
-                        "Reading "
-                                + file
-                                + " failed; the optimizer's state is half-filled and must not be"
-                                + " used",
-                        e);
-            }
-            StateReport report =
+            Match match = match(file, stored, parameters);
+            fill(reader, stored, parameters, match);
+            return new Loaded(
                     new StateReport(
                             file,
                             updates,
-                            restored,
-                            frozen,
-                            started,
-                            removed,
-                            converted,
-                            changes(metadata, options));
-            return new Loaded(report, updates, skipped);
+                            List.copyOf(match.inUse.keySet()),
+                            List.copyOf(match.frozen.keySet()),
+                            match.started,
+                            match.removed,
+                            match.converted,
+                            changes(metadata, options)),
+                    updates,
+                    skipped);
+        }
+    }
+
+    /** Which parameters of the model and of the file belong together, and what they need. */
+    private static final class Match {
+
+        final Map<String, Need> inUse = new LinkedHashMap<>();
+        final Map<String, Need> frozen = new LinkedHashMap<>();
+        final List<String> started = new ArrayList<>();
+        final List<String> removed = new ArrayList<>();
+        final List<String> converted = new ArrayList<>();
+    }
+
+    private Match match(Path file, Map<String, Stored> stored, Map<String, Parameter> parameters)
+            throws IOException {
+        Match match = new Match();
+        for (Map.Entry<String, Parameter> entry : parameters.entrySet()) {
+            String path = entry.getKey();
+            NDArray weight = entry.getValue().getArray();
+            boolean trained = entry.getValue().requiresGradient();
+            boolean half = kernels.isHalf(weight);
+            Stored found = stored.get(path);
+            if (found != null) {
+                checkShape(file, path, found, weight.getShape());
+                if (found.master != half) {
+                    match.converted.add(path);
+                }
+                (trained ? match.inUse : match.frozen).put(path, new Need(found.shape, half));
+            } else if (trained) {
+                match.started.add(path);
+            }
+        }
+        match.removed.addAll(stored.keySet());
+        match.removed.removeAll(parameters.keySet());
+        return match;
+    }
+
+    private void fill(
+            SafetensorsReader reader,
+            Map<String, Stored> stored,
+            Map<String, Parameter> parameters,
+            Match match)
+            throws IOException {
+        // State of frozen parameters stays out of the buckets that each step goes through.
+        List<Map<String, Need>> groups = List.of(match.inUse, match.frozen);
+        state.reserve(groups);
+        try (Pieces pieces = new Pieces()) {
+            clearOthers(stored, parameters, pieces);
+            for (Map<String, Need> needs : groups) {
+                for (Map.Entry<String, Need> need : needs.entrySet()) {
+                    String path = need.getKey();
+                    boolean master = need.getValue().master();
+                    read(reader, path, stored.get(path), master, pieces);
+                    if (master && !stored.get(path).master) {
+                        state.fillMaster(path, parameters.get(path).getArray());
+                    }
+                }
+            }
+        } catch (IOException e) {
+            throw new IOException(
+                    "Reading "
+                            + reader.file()
+                            + " failed; the optimizer's state is half-filled and must not be"
+                            + " used",
+                    e);
         }
     }
 
@@ -219,7 +228,7 @@ final class StateFile {
                 String path = tensor.substring(0, tensor.length() - STEP.length());
                 Stored found = stored(reader, path);
                 stored.put(path, found);
-                known += 1 + parts(found.master).size();
+                known += 1 + Part.of(found.master).size();
             }
         }
         if (known != reader.names().size()) {
@@ -238,7 +247,7 @@ final class StateFile {
     private static Stored stored(SafetensorsReader reader, String path) throws IOException {
         boolean master = reader.names().contains(name(path, Part.MASTER));
         long[] shape = null;
-        for (Part part : parts(master)) {
+        for (Part part : Part.of(master)) {
             String tensor = name(path, part);
             if (!reader.names().contains(tensor)) {
                 throw new SafetensorsException(reader.file(), "lacks the tensor '" + tensor + "'");
@@ -305,9 +314,16 @@ final class StateFile {
         return bytes;
     }
 
-    private static void checkShape(Path file, String path, Stored found, Target target)
+    private static void checkInitialized(String path, Parameter parameter) {
+        if (!parameter.isInitialized()) {
+            throw new IllegalArgumentException(
+                    path + " has no values yet: initialize the model first");
+        }
+    }
+
+    private static void checkShape(Path file, String path, Stored found, Shape shape)
             throws IOException {
-        if (!found.shape.equals(target.shape)) {
+        if (!found.shape.equals(shape)) {
             throw new SafetensorsException(
                     file,
                     "the state of parameter '"
@@ -315,7 +331,7 @@ final class StateFile {
                             + "' has the shape "
                             + found.shape
                             + ", but the model's parameter has "
-                            + target.shape);
+                            + shape);
         }
     }
 
@@ -333,16 +349,13 @@ final class StateFile {
 
     /** What is held of parameters that the file lacks starts again as well. */
     private void clearOthers(
-            Map<String, Stored> stored,
-            Map<String, Target> targets,
-            Pieces pieces,
-            Consumer<String> fillMaster)
+            Map<String, Stored> stored, Map<String, Parameter> parameters, Pieces pieces)
             throws IOException {
         for (String path : state.paths()) {
             if (stored.containsKey(path)) {
                 continue;
             }
-            for (Part part : parts(false)) {
+            for (Part part : Part.of(false)) {
                 pieces.each(
                         state.shape(path).size(),
                         (start, length) -> {
@@ -350,8 +363,8 @@ final class StateFile {
                             state.transfer(path, start, length, pieces.array, part, false);
                         });
             }
-            if (state.hasMaster(path) && targets.containsKey(path)) {
-                fillMaster.accept(path);
+            if (state.hasMaster(path) && parameters.containsKey(path)) {
+                state.fillMaster(path, parameters.get(path).getArray());
             }
             state.define(path, state.shape(path), new long[] {0}, state.hasMaster(path));
         }
@@ -360,7 +373,7 @@ final class StateFile {
     private void read(
             SafetensorsReader reader, String path, Stored found, boolean master, Pieces pieces)
             throws IOException {
-        for (Part part : parts(master && found.master)) {
+        for (Part part : Part.of(master && found.master)) {
             pieces.each(
                     found.shape.size(),
                     (start, length) -> {

@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import org.djlmoe.autograd.StepOptimizer.Slot;
+import org.djlmoe.optimizer.AdamWKernels.Run;
 import org.djlmoe.optimizer.BucketLayout.Slab;
 import org.djlmoe.optimizer.BucketPipeline.Job;
 import org.djlmoe.optimizer.StateBuckets.Bucket;
@@ -25,25 +26,27 @@ final class UpdatePlan {
     record Group(double learningRate, double decay, boolean idle) {}
 
     /**
-     * The longest run: with its weights and state it fits a cache, so that the gradient is still
-     * there when it is set to zero.
+     * The longest run, a multiple of {@link BucketLayout#UNIT}: its gradient is still in a cache
+     * when it is set to zero after the update.
      */
-    private static final long RUN = 1L << 21;
-
-    /** A run of elements of one parameter, all with the same count of updates. */
-    private record Run(Slot slot, long start, long offset, long length, long step) {}
+    private static final long LONGEST = 1L << 21;
 
     /** What is to be done in one bucket. */
     private static final class Work {
 
+        final Bucket bucket;
         final Map<Group, List<Run>> groups = new LinkedHashMap<>();
         long first = Long.MAX_VALUE;
         long last;
 
+        Work(Bucket bucket) {
+            this.bucket = bucket;
+        }
+
         void add(Group group, Run run) {
             groups.computeIfAbsent(group, k -> new ArrayList<>()).add(run);
-            first = Math.min(first, run.offset);
-            last = Math.max(last, run.offset + run.length);
+            first = Math.min(first, run.offset());
+            last = Math.max(last, run.offset() + run.length());
         }
     }
 
@@ -91,7 +94,7 @@ final class UpdatePlan {
     /** Cuts a slab at the borders of experts, as far as they are to be updated differently. */
     private void cut(
             Place place, Slot slot, Group group, StateBuckets.Entry entry, boolean[] active) {
-        Slab slab = buckets.bucket(place.bucket()).slabs.get(place.index());
+        Slab slab = place.slab();
         long[] steps = entry.steps();
         long unit = entry.shape.size() / steps.length;
         long end = slab.start() + slab.length();
@@ -103,9 +106,9 @@ final class UpdatePlan {
                     && (steps[next] == steps[expert] || !active[expert])) {
                 next++;
             }
-            long stop = Math.min(Math.min(end, next * unit), at + RUN);
-            Run run =
-                    new Run(slot, at, slab.offset() + at - slab.start(), stop - at, steps[expert]);
+            long stop = Math.min(Math.min(end, next * unit), at + LONGEST);
+            long offset = slab.offset() + at - slab.start();
+            Run run = new Run(slot.weight(), slot.gradient(), at, offset, stop - at, steps[expert]);
             if (active[expert]) {
                 add(place.bucket(), group, run);
             } else if (decaysIdle && group.decay > 0) {
@@ -116,11 +119,11 @@ final class UpdatePlan {
         }
     }
 
-    private void add(int bucket, Group group, Run run) {
-        work.computeIfAbsent(bucket, k -> new Work()).add(group, run);
+    private void add(Bucket bucket, Group group, Run run) {
+        work.computeIfAbsent(bucket.number, k -> new Work(bucket)).add(group, run);
     }
 
-    /** Returns whether some gradients are not used, those of experts without tokens. */
+    /** Returns whether there are experts without tokens, whose gradients no run goes through. */
     boolean anyIdle() {
         return anyIdle;
     }
@@ -131,10 +134,9 @@ final class UpdatePlan {
 
     /** Returns the buckets to be updated, in their order. */
     List<Job> jobs() {
-        List<Job> jobs = new ArrayList<>();
-        work.forEach(
-                (number, here) -> jobs.add(new Job(buckets.bucket(number), here.first, here.last)));
-        return jobs;
+        return work.values().stream()
+                .map(here -> new Job(here.bucket, here.first, here.last))
+                .toList();
     }
 
     /**
@@ -146,20 +148,8 @@ final class UpdatePlan {
         return work.containsKey(next) ? null : buckets.bucket(next);
     }
 
-    /** Returns the slabs of a bucket that are to be updated alike. */
-    Map<Group, AdamWKernels.Slabs> slabs(Bucket bucket) {
-        Map<Group, AdamWKernels.Slabs> slabs = new LinkedHashMap<>();
-        work.get(bucket.number).groups.forEach((group, runs) -> slabs.put(group, slabs(runs)));
-        return slabs;
-    }
-
-    private static AdamWKernels.Slabs slabs(List<Run> runs) {
-        return new AdamWKernels.Slabs(
-                runs.stream().map(run -> run.slot.weight()).toList(),
-                runs.stream().map(run -> run.slot.gradient()).toList(),
-                runs.stream().mapToLong(Run::start).toArray(),
-                runs.stream().mapToLong(Run::offset).toArray(),
-                runs.stream().mapToLong(Run::length).toArray(),
-                runs.stream().mapToLong(Run::step).toArray());
+    /** Returns the runs of a bucket that are to be updated alike. */
+    Map<Group, List<Run>> runs(Bucket bucket) {
+        return work.get(bucket.number).groups;
     }
 }

@@ -436,7 +436,7 @@ class StateTiersTest {
                         host.close();
                     }
                 };
-        StateBuckets buckets = new StateBuckets(tier, 10, 10);
+        StateBuckets buckets = new StateBuckets(tier, 10);
         buckets.ensure(Map.of("w", new Need(new Shape(20), false)));
         List<Job> jobs =
                 List.of(new Job(buckets.bucket(0), 0, 10), new Job(buckets.bucket(1), 0, 10));
