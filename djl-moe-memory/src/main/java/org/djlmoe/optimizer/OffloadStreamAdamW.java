@@ -356,7 +356,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * steps.
      *
      * @param file the file
-     * @param trained the initialized model; an optimizer that was built without knows it from now on
+     * @param trained the initialized model; an optimizer that was built without knows it from now
+     *     on
      * @return what became of each parameter
      * @throws IllegalStateException if this optimizer holds state of another shape
      * @throws SafetensorsException if the file is no such file or is broken, or a parameter has
@@ -373,6 +374,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                 block = () -> trained;
             }
             sequence.restart(block);
+            checks.forgetModel();
             StateReport report = loaded.report();
             if (report.isComplete()) {
                 LOGGER.info("{}", report);
@@ -501,6 +503,10 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
 
         @Override
         public Builder optBeginNumUpdate(int beginNumUpdate) {
+            if (beginNumUpdate < 0) {
+                throw new IllegalArgumentException(
+                        "The number of updates so far must be 0 or above, not " + beginNumUpdate);
+            }
             begin = beginNumUpdate;
             return super.optBeginNumUpdate(beginNumUpdate);
         }
@@ -582,6 +588,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optDecayGroup(Predicate<String> path, double weightDecay) {
+            required(path, "the predicate of a decay group");
             decays.add(new Rule(path, nonNegative("weight decay", weightDecay)));
             return this;
         }
@@ -594,6 +601,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optLearningRateGroup(Predicate<String> path, double multiplier) {
+            required(path, "the predicate of a learning-rate group");
             multipliers.add(new Rule(path, nonNegative("learning-rate multiplier", multiplier)));
             return this;
         }
@@ -618,6 +626,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optBlock(Block trained) {
+            required(trained, "the block");
             block = () -> trained;
             return this;
         }
@@ -629,6 +638,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optModel(Model model) {
+            required(model, "the model");
             block = model::getBlock;
             return this;
         }
@@ -692,6 +702,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optNonFinite(NonFinitePolicy policy) {
+            required(policy, "the policy for gradients that are not finite");
             nonFinite = policy;
             return this;
         }
@@ -719,6 +730,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optTier(Tier place) {
+            required(place, "the tier");
             tier = place;
             return this;
         }
@@ -733,6 +745,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @throws IllegalArgumentException if it does not exist, is not writable or lies in memory
          */
         public Builder optFileTier(Path folder) {
+            required(folder, "the folder of the files");
             new MappedFileTier(folder).close();
             directory = folder;
             return this;
@@ -760,6 +773,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
          * @return this builder
          */
         public Builder optIdleExperts(IdleExperts policy, ExpertLoad source) {
+            required(policy, "the policy for experts without tokens");
+            required(source, "the source of the experts' tokens");
             idle = policy;
             load = source;
             return this;
@@ -810,6 +825,12 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
                             && !place.isBackedByFiles()
                             && !Engine.getEngine("PyTorch").defaultDevice().isGpu();
             return inPlace ? IN_PLACE : BUCKET;
+        }
+
+        private static void required(Object value, String what) {
+            if (value == null) {
+                throw new IllegalArgumentException(what + " must not be null");
+            }
         }
 
         private static void below1(String what, double value) {

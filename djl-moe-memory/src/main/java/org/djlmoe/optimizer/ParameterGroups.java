@@ -38,9 +38,14 @@ final class ParameterGroups {
     /** Returns what a step updates a parameter with. */
     Group of(String path, int rank, int step) {
         double rate = learningRate.getNewValue(path, step) * first(multipliers, path, 1);
-        if (!Double.isFinite(rate)) {
+        if (!(rate >= 0) || Double.isInfinite(rate)) {
             throw new IllegalArgumentException(
-                    "The learning rate of " + path + " is " + rate + " at update " + step);
+                    "The learning rate of "
+                            + path
+                            + " must be 0 or above and finite, but is "
+                            + rate
+                            + " at update "
+                            + step);
         }
         // Biases and norm gains are not decayed unless a group says so.
         return new Group(rate, first(decays, path, rank <= 1 ? 0 : decay), false);

@@ -3,8 +3,10 @@ package org.djlmoe.optimizer;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import org.djlmoe.autograd.StepOptimizer.Slot;
 import org.djlmoe.optimizer.AdamWKernels.Precision;
@@ -14,6 +16,9 @@ final class SlotChecks {
 
     private final AdamWKernels kernels;
 
+    /** DJL's id of the parameter that each path belongs to. */
+    private final Map<String, String> ids = new HashMap<>();
+
     SlotChecks(AdamWKernels kernels) {
         this.kernels = kernels;
     }
@@ -22,6 +27,7 @@ final class SlotChecks {
      * Checks what is updated together.
      *
      * @param slots at least one
+     * @throws IllegalStateException if a path was another model's before
      * @throws IllegalArgumentException if an array has a type, shape, place or order in memory that
      *     the update has no way for, or a parameter comes twice
      */
@@ -31,11 +37,28 @@ final class SlotChecks {
             if (!paths.add(slot.path())) {
                 throw new IllegalArgumentException(slot.path() + " comes twice in one step");
             }
+            checkModel(slot);
             checkDevice(slots.get(0), slot);
             checkTypes(slot);
             checkShapes(slot);
         }
         checkOrder(slots);
+    }
+
+    private void checkModel(Slot slot) {
+        String id = ids.putIfAbsent(slot.path(), slot.id());
+        if (id != null && !id.equals(slot.id())) {
+            throw new IllegalStateException(
+                    "This optimizer has updated a "
+                            + slot.path()
+                            + " of another model: build one for each model, or load a saved state"
+                            + " to go on with the new one");
+        }
+    }
+
+    /** Lets parameters of another model take over their paths. */
+    void forgetModel() {
+        ids.clear();
     }
 
     private static void checkDevice(Slot first, Slot slot) {
@@ -97,7 +120,7 @@ final class SlotChecks {
                         slot.path()
                                 + " is a view whose elements do not lie in memory one after the"
                                 + " other, so it cannot be updated in place: give the parameter a"
-                                + " copy, weight.duplicate()");
+                                + " copy, weight.reshape(-1).reshape(weight.getShape())");
             }
         }
     }

@@ -25,6 +25,7 @@ import org.djlmoe.autograd.StepOptimizer.Slot;
 import org.djlmoe.tier.HostTier;
 import org.djlmoe.tier.Tier;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -480,6 +481,97 @@ class OffloadStreamAdamWTest {
             float up = 1 - 0.01f * 0.01f + 0.01f;
             assertArrayEquals(new float[] {down, up, up, down, down, up}, bench.weight("w"), 1e-6f);
             assertArrayEquals(new float[6], rows.toFloatArray());
+        }
+    }
+
+    /** Their norm is beyond 32 bits, and so is what they are divided by. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void step_hugeButFiniteGradients_areClipped(boolean fused) {
+        AdamWKernels kernels = fused ? AdamWKernels.fused() : AdamWKernels.plain();
+        OffloadStreamAdamW optimizer =
+                builder().optClipNorm(0.1).optNonFinite(NonFinitePolicy.SKIP).build(kernels);
+        try (Bench bench = new Bench(optimizer).with("w", new Shape(100), 1)) {
+            bench.step(Map.of("w", new float[] {1e38f}));
+
+            assertEquals(0, bench.optimizer.skippedSteps());
+            assertEquals(1e39, bench.optimizer.globalNorm(), 1e33);
+            assertEquals(0.99f, bench.weight("w")[42], 1e-6f);
+            try (NDArray mean = bench.optimizer.state().expAvg(bench.manager, "w")) {
+                assertEquals(0.1f * 0.01f, mean.getFloat(42), 1e-8f);
+            }
+        }
+    }
+
+    @Test
+    void step_weightThatIsNoSingleRun_isRefusedWithARemedyThatHelps() {
+        try (Bench bench = new Bench(builder().build()).with("a", new Shape(2), 1)) {
+            NDArray turned = bench.manager.ones(new Shape(3, 2)).transpose();
+            bench.weights.put("b", turned);
+            Map<String, float[]> gradients = new LinkedHashMap<>();
+            gradients.put("a", new float[] {1});
+            gradients.put("b", new float[] {1});
+            IllegalArgumentException e =
+                    assertThrows(IllegalArgumentException.class, () -> bench.step(gradients));
+            assertTrue(e.getMessage().startsWith("b "), e.getMessage());
+            assertTrue(e.getMessage().contains("reshape(-1).reshape("), e.getMessage());
+            assertEquals(1, bench.weight("a")[0]);
+            assertEquals(0, bench.optimizer.updates());
+
+            bench.weights.put("b", turned.reshape(-1).reshape(turned.getShape()));
+            bench.step(gradients);
+            assertEquals(0.99f, bench.weight("a")[0], 1e-6f);
+        }
+    }
+
+    @Test
+    void step_parameterOfAnotherModel_isRefused() {
+        try (Bench bench = new Bench(builder().build()).with("w", new Shape(2), 1)) {
+            bench.step(Map.of("w", new float[] {1}));
+            NDArray other = bench.manager.ones(new Shape(2));
+            List<Slot> slots =
+                    List.of(
+                            new Slot(
+                                    "other",
+                                    "w",
+                                    other,
+                                    bench.gradient(new float[] {1}, new Shape(2))));
+            IllegalStateException e =
+                    assertThrows(IllegalStateException.class, () -> bench.optimizer.step(slots));
+            assertTrue(e.getMessage().contains("one for each model"), e.getMessage());
+            assertArrayEquals(new float[] {1, 1}, other.toFloatArray());
+        }
+    }
+
+    @Test
+    void builder_nullsAndNegatives_areRefusedAtOnce() {
+        List<Executable> calls =
+                List.of(
+                        () -> builder().optBlock(null),
+                        () -> builder().optModel(null),
+                        () -> builder().optNonFinite(null),
+                        () -> builder().optTier(null),
+                        () -> builder().optFileTier(null),
+                        () -> builder().optIdleExperts(null, Map::of),
+                        () -> builder().optIdleExperts(IdleExperts.SKIP, null),
+                        () -> builder().optDecayGroup(null, 0.1),
+                        () -> builder().optLearningRateGroup(null, 0.1),
+                        () -> builder().optBeginNumUpdate(-1),
+                        () -> builder().optBucketElements(0));
+        calls.forEach(call -> assertThrows(IllegalArgumentException.class, call));
+    }
+
+    @ParameterizedTest
+    @ValueSource(floats = {-1, Float.NaN, Float.POSITIVE_INFINITY})
+    void step_impossibleLearningRate_isRefusedAndChangesNothing(float rate) {
+        OffloadStreamAdamW.Builder builder =
+                OffloadStreamAdamW.builder().setLearningRateTracker(Tracker.fixed(rate));
+        try (Bench bench = new Bench(builder.build()).with("w", new Shape(2), 1)) {
+            Map<String, float[]> gradients = Map.of("w", new float[] {1});
+            IllegalArgumentException e =
+                    assertThrows(IllegalArgumentException.class, () -> bench.step(gradients));
+            assertTrue(e.getMessage().contains("learning rate of w"), e.getMessage());
+            assertArrayEquals(new float[] {1, 1}, bench.weight("w"));
         }
     }
 

@@ -337,6 +337,46 @@ class TrainersTest {
         }
     }
 
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void load_modelGivenWithTheFile_stepsGoOnFromIt(boolean bounded) throws IOException {
+        Path file = folder.resolve("given" + bounded);
+        try (OffloadStreamAdamW first = builder().build();
+                Run whole = new Run(network(), builder().build(), true);
+                Run before = new Run(network(), first, true);
+                OffloadStreamAdamW optimizer = builder().build();
+                Run after = new Run(network(), optimizer, bounded)) {
+            whole.train(5);
+            before.train(3);
+            first.save(file);
+            Map<String, Parameter> from = ParameterPaths.of(before.model.getBlock());
+            ParameterPaths.of(after.model.getBlock())
+                    .forEach((path, p) -> from.get(path).getArray().copyTo(p.getArray()));
+
+            assertTrue(optimizer.load(file, after.model.getBlock()).isComplete());
+            after.train(2);
+
+            assertSame(whole.weights(), after.weights(), 0);
+            assertEquals(5, optimizer.updates());
+        }
+    }
+
+    @Test
+    void step_parameterOutsideTheGivenBlock_isRefused() {
+        Block part = Linear.builder().setUnits(10).build();
+        Block whole =
+                new SequentialBlock()
+                        .add(part)
+                        .add(Activation::tanh)
+                        .add(Linear.builder().setUnits(3).build());
+        try (Run run = new Run(whole, builder().optBlock(part).build(), false)) {
+            run.backward(run.x);
+            IllegalArgumentException e =
+                    assertThrows(IllegalArgumentException.class, run.trainer::step);
+            assertTrue(e.getMessage().contains("optModel(model)"), e.getMessage());
+        }
+    }
+
     @Test
     void step_sharedParameter_isUpdatedOnce() {
         Linear shared = Linear.builder().setUnits(WIDTH).build();
