@@ -161,7 +161,7 @@ public final class AdamWState {
 
     /**
      * Makes room for a parameter and sets how often it has been updated. What it holds is left as
-     * it is, zero at first; a master is written before the next step.
+     * it is, zero at first; a master that is not written is taken from the weight.
      *
      * @param path the parameter
      * @param shape its shape
@@ -258,6 +258,7 @@ public final class AdamWState {
             NDArray array,
             Part part,
             boolean out) {
+        entry.masterWritten |= part == Part.MASTER && !out;
         for (Place place : entry.places) {
             Slab slab = place.slab();
             BucketState state = place.bucket().state;

@@ -18,7 +18,6 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Set;
 import java.util.function.Predicate;
 import java.util.function.Supplier;
 import org.djlmoe.autograd.GradMode;
@@ -69,7 +68,7 @@ import org.slf4j.LoggerFactory;
  * at a time, so what depends on all of them, the global norm and leaving out a whole step, needs
  * {@link Builder#optModel} or {@link Builder#optBlock} there. Gradients are set to zero; an array
  * that is handed to {@link #update} as a gradient may be changed. A parameter that no gradient has
- * reached is left as it is.
+ * ever reached is left as it is; later, where PyTorch would have none, DJL has a gradient of zeros.
  *
  * <p>When not to use it: weights are floats of 16 or 32 bits on one device; everything else is
  * refused. The path for GPUs is the one that {@code optStaged} takes on the CPU, and is untested
@@ -239,11 +238,11 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             groupOf.put(slot.path(), groups.of(slot.path(), shape.dimension(), current.number()));
             SlotChecks.checkLoad(slot, current.expertLoad().get(slot.path()));
         }
-        Set<String> added = Set.copyOf(buckets.ensure(needs));
+        buckets.ensure(needs);
         UpdatePlan plan = new UpdatePlan(buckets, decaysIdle);
         for (Slot slot : slots) {
             String path = slot.path();
-            if (added.contains(path) && needs.get(path).master()) {
+            if (needs.get(path).master() && !buckets.entries().get(path).masterWritten) {
                 state.fillMaster(path, slot.weight());
             }
             plan.add(slot, groupOf.get(path), current.expertLoad().get(path));

@@ -44,6 +44,9 @@ final class StateBuckets {
         final boolean master;
         final List<Place> places = new ArrayList<>();
 
+        /** Whether the master holds a weight, and not the zeros that it was made of. */
+        boolean masterWritten;
+
         /** How often it was updated: one number, or one an expert. */
         private long[] steps = {0};
 

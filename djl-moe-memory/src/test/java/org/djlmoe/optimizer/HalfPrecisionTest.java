@@ -224,6 +224,20 @@ class HalfPrecisionTest {
     }
 
     @Test
+    void step_masterDefinedButNeverWritten_isTakenFromTheWeight() {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+                OffloadStreamAdamW optimizer = builder().build()) {
+            NDArray weight = manager.ones(new Shape(3)).toType(DataType.FLOAT16, false);
+            NDArray gradient = manager.ones(new Shape(3));
+            optimizer.state().define("h", weight.getShape(), new long[] {4}, true);
+
+            optimizer.step(List.of(new Slot("h", "h", weight, gradient)));
+
+            assertEquals(1f, weight.toType(DataType.FLOAT32, false).toFloatArray()[0], 0.02f);
+        }
+    }
+
+    @Test
     void step_stateWithoutMaster_isRefused() {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
                 OffloadStreamAdamW optimizer = builder().build()) {

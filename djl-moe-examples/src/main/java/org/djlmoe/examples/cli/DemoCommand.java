@@ -34,7 +34,9 @@ final class DemoCommand implements Callable<Integer> {
     @Mixin private OutputDirectory out;
     @Mixin private Memory memory;
 
-    @Option(names = "--quick", description = "A short run that shows the same things less well.")
+    @Option(
+            names = "--quick",
+            description = "A short run: less training, less text, the same report.")
     private boolean quick;
 
     @Option(

@@ -201,15 +201,16 @@ public record DemoReport(
                 Locale.ROOT,
                 "A Mixtral-style model of %d layers with %d experts was fine-tuned on %s parliament"
                         + " transcripts, %d steps of %d tokens, without a mask (control) and with"
-                        + " MaskCoFT. On held-out text MaskCoFT needs %+.1f %% expert loads a token"
-                        + " against the base (keep-the-most-frequent cache of %d), at a perplexity of"
+                        + " MaskCoFT. On held-out text MaskCoFT needs %.1f %% %s expert loads a"
+                        + " token than the base (keep-the-most-frequent cache of %d), at a perplexity of"
                         + " %.3f against %.3f of the base and %.3f of the control. Seed %d.",
                 result.config().numLayers(),
                 result.config().numExperts(),
                 settings.language().label(),
                 settings.steps(),
                 settings.batch() * settings.sequence(),
-                loads,
+                Math.abs(loads),
+                loads < 0 ? "fewer" : "more",
                 settings.cacheSize(),
                 result.maskcoft().perplexity(),
                 result.base().perplexity(),
