@@ -117,6 +117,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
                                         ? builder.topK > 1
                                         : builder.renormalize,
                                 builder.initializerRange,
+                                builder.balanceBias || builder.biasUpdateRate != 0,
                                 builder.biasUpdateRate));
         this.experts =
                 addChildBlock(
@@ -402,6 +403,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
         private double zCoefficient;
         private boolean lossOutputs;
         private double biasUpdateRate;
+        private boolean balanceBias;
         private int sharedInner;
         private boolean sharedGate;
         private double initializerRange = 0.02;
@@ -547,6 +549,18 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
          */
         public Builder optBiasUpdateRate(double rate) {
             biasUpdateRate = rate;
+            return this;
+        }
+
+        /**
+         * Sets whether the router has a balancing bias even if no rate moves it: for weights that
+         * were balanced before. Default: false, one only with a rate.
+         *
+         * @param value whether it has
+         * @return this builder
+         */
+        public Builder optBalanceBias(boolean value) {
+            balanceBias = value;
             return this;
         }
 
