@@ -176,10 +176,9 @@ def main():
     (OUT / "README.md").write_text(
         f"""# Tiny models with shared experts and balancing biases
 
-Written by `integration-tests/reference/make_shared_fixtures.py` (seeds {SEED} and
-{BIASED_SEED}) with torch {torch.__version__},
-transformers {transformers.__version__}. Sizes, tensors of `reference.safetensors` and their names are as in `mixtral-tiny`;
-`config.json` is of our own model type.
+Written by `integration-tests/reference/make_shared_fixtures.py` (seeds {SEED} and {BIASED_SEED}) with torch
+{torch.__version__}, transformers {transformers.__version__}. Sizes, tensors of `reference.safetensors` and their names are as in
+`mixtral-tiny`; `config.json` is of our own model type.
 
 - `gated`: a Qwen2-MoE with `qkv_bias` false and `norm_topk_prob` true, shared experts of width {SHARED} with a gate. The
   script checks that tensors have the names and values that `save_pretrained` writes.
