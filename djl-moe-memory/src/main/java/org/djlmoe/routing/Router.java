@@ -13,6 +13,7 @@ import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.util.PairList;
 import java.util.Arrays;
 import java.util.function.Consumer;
+import java.util.function.UnaryOperator;
 import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.TorchKernels;
 
@@ -457,9 +458,27 @@ public final class Router extends AbstractBlock {
      * anew. An expert with exactly the mean load stays. With the rate 0, or if nothing has been
      * counted, none moves.
      */
-    public synchronized void updateBalanceBias() {
+    public void updateBalanceBias() {
+        updateBalanceBias(UnaryOperator.identity());
+    }
+
+    /**
+     * As {@link #updateBalanceBias()}, with loads that several routers add up, each for tokens of
+     * its own: then their biases stay equal.
+     *
+     * @param sum given the routes counted here, [E], returns those of all; not called with the rate
+     *     0
+     */
+    public synchronized void updateBalanceBias(UnaryOperator<long[]> sum) {
+        if (biasUpdateRate > 0) {
+            move(sum.apply(load.clone()));
+        }
+        Arrays.fill(load, 0);
+    }
+
+    private void move(long[] load) {
         long total = Arrays.stream(load).sum();
-        if (biasUpdateRate > 0 && total > 0) {
+        if (total > 0) {
             double[] values = balanceValues();
             float[] moved = new float[experts];
             for (int e = 0; e < experts; e++) {
@@ -473,7 +492,6 @@ public final class Router extends AbstractBlock {
                 next.copyTo(array);
             }
         }
-        Arrays.fill(load, 0);
     }
 
     /**

@@ -33,6 +33,7 @@ import org.djlmoe.parallel.ProcessGroup;
 import org.djlmoe.parallel.SoloGroup;
 import org.djlmoe.serving.IncrementalDecoder;
 import org.djlmoe.vocab.RingDtpLoss;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -46,6 +47,14 @@ class MoeDecoderOverRanksTest {
     private static final int VOCAB = 13;
     private static final int EXPERTS = 5;
     private static final double BOUND = 1e-5;
+
+    /**
+     * The thread that loads the engine has its gradient mode off, as other tests expect of theirs.
+     */
+    @BeforeAll
+    static void loadEngine() {
+        assertEquals("PyTorch", Engine.getEngine("PyTorch").getEngineName());
+    }
 
     private static MoeConfig config(boolean extended) {
         return MoeConfig.builder()
