@@ -55,7 +55,8 @@ class ArchitectureTest {
                             Map.entry("vocab", "kernel parallel autograd"),
                             Map.entry(
                                     "model",
-                                    "kernel io parallel autograd routing expert moe vocab"),
+                                    "kernel io parallel autograd routing expert dispatch moe"
+                                            + " vocab"),
                             Map.entry("checkpoint", "kernel io model"),
                             Map.entry(
                                     "plan",

@@ -19,6 +19,7 @@ import java.util.NavigableSet;
 import java.util.Set;
 import java.util.TreeSet;
 import org.djlmoe.checkpoint.Layout.Part;
+import org.djlmoe.io.DType;
 import org.djlmoe.io.SafetensorsFolder;
 import org.djlmoe.io.ShardedSafetensorsWriter;
 import org.djlmoe.io.TensorInfo;
@@ -38,6 +39,9 @@ import org.djlmoe.model.MoeConfig;
  * tensors. After an error from these checks the parameters are as before. Only a failing disk can
  * leave them half-filled; the error then says so.
  *
+ * <p>Balancing biases and shared experts are there if the configuration has them. Biases are
+ * written in F32 whatever the element type of the rest.
+ *
  * <p>With tied embeddings the parameters have no {@code lm_head.weight} (or the same object under
  * both names) and neither has the file; a file that has one anyway must hold the embedding's
  * values.
@@ -49,6 +53,8 @@ public final class HfCheckpoint {
 
     static final String EMBEDDING = "model.embed_tokens.weight";
     static final String HEAD = "lm_head.weight";
+
+    private static final String BALANCE_BIAS = "mlp.gate.e_score_correction_bias";
 
     private static final int COMPARE_ELEMENTS = 1 << 16;
 
@@ -79,6 +85,19 @@ public final class HfCheckpoint {
             shapes.put(prefix + "mlp.gate.weight", new Shape(experts, hidden));
             shapes.put(prefix + "mlp.experts.gate_up_proj", new Shape(experts, 2 * inner, hidden));
             shapes.put(prefix + "mlp.experts.down_proj", new Shape(experts, hidden, inner));
+            if (config.useRoutingBias()) {
+                shapes.put(prefix + BALANCE_BIAS, new Shape(experts));
+            }
+            long shared = config.sharedExpertIntermediateSize();
+            if (shared > 0) {
+                shapes.put(
+                        prefix + "mlp.shared_expert.gate_up_proj",
+                        new Shape(1, 2 * shared, hidden));
+                shapes.put(prefix + "mlp.shared_expert.down_proj", new Shape(1, hidden, shared));
+            }
+            if (config.sharedExpertGated()) {
+                shapes.put(prefix + "mlp.shared_expert_gate.weight", new Shape(1, hidden));
+            }
         }
         shapes.put("model.norm.weight", new Shape(hidden));
         if (!config.tieWordEmbeddings()) {
@@ -189,7 +208,7 @@ public final class HfCheckpoint {
             List<Part> parts = options.layout().parts(entry.getKey(), entry.getValue().getShape());
             plan.put(entry.getKey(), parts);
             for (Part part : parts) {
-                builder.addTensor(part.tensor(), options.dtype(), part.shape());
+                builder.addTensor(part.tensor(), dtype(entry.getKey(), options), part.shape());
             }
         }
         try (ShardedSafetensorsWriter writer = builder.build()) {
@@ -206,6 +225,11 @@ public final class HfCheckpoint {
             writer.commit();
         }
         config.toJson(folder.resolve(CONFIG_FILE), options.torchDtype());
+    }
+
+    /** Balancing biases are sums of steps that half precision would round away. */
+    private static DType dtype(String parameter, SaveOptions options) {
+        return parameter.endsWith(BALANCE_BIAS) ? DType.F32 : options.dtype();
     }
 
     /** Drops the output projection where it is the embedding itself. */

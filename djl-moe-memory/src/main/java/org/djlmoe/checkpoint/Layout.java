@@ -7,6 +7,10 @@ import java.util.List;
  * How the expert weights of a layer lie on disk. In memory they are always stacked: {@code
  * mlp.experts.gate_up_proj} [E, 2I, H], the gate's rows first, and {@code mlp.experts.down_proj}
  * [E, H, I].
+ *
+ * <p>Shared experts and balancing biases have one form, whatever the layout: {@code
+ * mlp.shared_expert.{gate,up,down}_proj.weight} and {@code mlp.shared_expert_gate.weight} as in
+ * Qwen2-MoE, {@code mlp.gate.e_score_correction_bias} as in DeepSeek-V3.
  */
 public enum Layout {
     /**
@@ -27,6 +31,7 @@ public enum Layout {
     private static final String GATE = ".mlp.gate.weight";
     private static final String GATE_UP = ".mlp.experts.gate_up_proj";
     private static final String DOWN = ".mlp.experts.down_proj";
+    private static final String SHARED = ".mlp.shared_expert.";
 
     private final String module;
     private final String gate;
@@ -69,6 +74,12 @@ public enum Layout {
             String layer = parameter.substring(0, parameter.length() - GATE.length());
             return List.of(new Part(layer + module + "gate.weight", shape, 0));
         }
+        if (parameter.contains(SHARED)) {
+            String module = parameter.substring(0, parameter.lastIndexOf('.') + 1);
+            return parameter.endsWith("down_proj")
+                    ? matrices(parameter, shape, module, "down_proj")
+                    : matrices(parameter, shape, module, "gate_proj", "up_proj");
+        }
         if (this == FUSED || !isExperts(parameter)) {
             return List.of(new Part(parameter, shape, 0));
         }
@@ -76,9 +87,18 @@ public enum Layout {
             throw new IllegalArgumentException(
                     "Parameter '" + parameter + "' must have the axes [experts, out, in]");
         }
-        String[] matrices =
-                parameter.endsWith(DOWN) ? new String[] {down} : new String[] {gate, up};
-        if (shape[1] % matrices.length != 0) {
+        String suffix = parameter.endsWith(DOWN) ? DOWN : GATE_UP;
+        String layer = parameter.substring(0, parameter.length() - suffix.length());
+        String prefix = layer + module + "experts.";
+        return suffix.equals(DOWN)
+                ? matrices(parameter, shape, prefix + "%d.", down)
+                : matrices(parameter, shape, prefix + "%d.", gate, up);
+    }
+
+    /** The matrices of each expert in turn, in modules whose names may have the expert in them. */
+    private static List<Part> matrices(
+            String parameter, long[] shape, String module, String... names) {
+        if (shape[1] % names.length != 0) {
             throw new IllegalArgumentException(
                     "Parameter '"
                             + parameter
@@ -86,14 +106,12 @@ public enum Layout {
                             + shape[1]
                             + " in all");
         }
-        String suffix = parameter.endsWith(DOWN) ? DOWN : GATE_UP;
-        String layer = parameter.substring(0, parameter.length() - suffix.length());
-        long[] matrix = {shape[1] / matrices.length, shape[2]};
+        long[] matrix = {shape[1] / names.length, shape[2]};
         List<Part> parts = new ArrayList<>();
         long offset = 0;
         for (long expert = 0; expert < shape[0]; expert++) {
-            for (String name : matrices) {
-                String tensor = layer + module + "experts." + expert + "." + name + ".weight";
+            for (String name : names) {
+                String tensor = module.replace("%d", Long.toString(expert)) + name + ".weight";
                 parts.add(new Part(tensor, matrix, offset));
                 offset += matrix[0] * matrix[1];
             }

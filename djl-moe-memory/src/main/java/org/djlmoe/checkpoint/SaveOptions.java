@@ -7,7 +7,7 @@ import org.djlmoe.io.DType;
  * How {@link HfCheckpoint#save} writes.
  *
  * @param layout how experts lie on disk
- * @param dtype element type of every tensor: F32, F16 or BF16
+ * @param dtype element type of every tensor but balancing biases, which are F32: F32, F16 or BF16
  * @param maxShardBytes largest data size of one file
  */
 public record SaveOptions(Layout layout, DType dtype, long maxShardBytes) {

@@ -110,6 +110,19 @@ public final class DecodeKernels {
     }
 
     /**
+     * Adds the shared experts' output to rows.
+     *
+     * @param h normed rows [N, H]
+     * @param gateUp [1, 2 S, H], the rows of gate before those of up
+     * @param down [1, H, S]
+     * @param gate [1, H], or empty for ungated ones
+     * @param x [N, H], changed
+     */
+    public static void addShared(NDArray h, NDArray gateUp, NDArray down, NDArray gate, NDArray x) {
+        KERNELS.run("add_shared", h, gateUp, down, gate, x);
+    }
+
+    /**
      * Adds each row's weighted experts to it. The order of the sum is that of the choices,
      * whichever expert was computed first.
      *

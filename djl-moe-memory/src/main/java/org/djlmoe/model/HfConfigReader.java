@@ -10,6 +10,7 @@ import java.math.BigDecimal;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
 import java.util.Objects;
 import java.util.Set;
 
@@ -23,6 +24,32 @@ import java.util.Set;
 final class HfConfigReader {
 
     private static final double DEFAULT_ROPE_THETA = 1e6;
+
+    private static final String SHARED_WIDTH = "shared_expert_intermediate_size";
+    private static final String SHARED_GATED = "shared_expert_gated";
+    private static final String ROUTING_BIAS = "use_routing_bias";
+
+    /** What the decoder never has, by the names of several families. */
+    private static final List<String> NEVER =
+            List.of(
+                    "attention_bias",
+                    "mlp_bias",
+                    "qkv_bias",
+                    "use_bias",
+                    "use_qk_norm",
+                    "use_grouped_topk");
+
+    /** Numbers that change nothing if they are 1. */
+    private static final List<String> ONE =
+            List.of("routed_scaling_factor", "n_group", "topk_group", "decoder_sparse_step");
+
+    /** How other families say that there are shared experts. */
+    private static final List<String> SHARED_ELSEWHERE =
+            List.of(
+                    "n_shared_experts",
+                    "num_shared_experts",
+                    "moe_num_shared_experts",
+                    "shared_intermediate_size");
 
     private final Path file;
     private final JsonObject json;
@@ -41,15 +68,29 @@ final class HfConfigReader {
     }
 
     MoeConfig read() {
-        require("model_type", "mixtral", text(json, "model_type"));
-        String activation = text(json, "hidden_act");
-        if (activation != null) {
-            require("hidden_act", "silu", activation);
+        String type = text(json, "model_type");
+        boolean extended = MoeConfig.EXTENDED_TYPE.equals(type);
+        if (!extended && !MoeConfig.MIXTRAL_TYPE.equals(type)) {
+            throw fail(
+                    "model_type",
+                    "is '"
+                            + type
+                            + "'; only '"
+                            + MoeConfig.MIXTRAL_TYPE
+                            + "' and '"
+                            + MoeConfig.EXTENDED_TYPE
+                            + "' are implemented");
         }
+        requireOrAbsent("hidden_act", "silu");
         requireZero("attention_dropout");
         requireZero("router_jitter_noise");
-        requireFalse("attention_bias");
-        requireFalse("mlp_bias");
+        for (String key : NEVER) {
+            requireFalse(key);
+        }
+        requireRouting();
+        if (!extended) {
+            requireMixtral();
+        }
         if (present(json, "quantization_config")) {
             throw fail("quantization_config", "quantized weights are not implemented");
         }
@@ -72,16 +113,90 @@ final class HfConfigReader {
                         .optSlidingWindow(slidingWindow())
                         .optMaxPositionEmbeddings(optionalSize("max_position_embeddings", 131072))
                         .optTieWordEmbeddings(optionalBoolean("tie_word_embeddings"))
-                        .optInitializerRange(optionalNumber(json, "initializer_range", 0.02));
+                        .optInitializerRange(optionalNumber(json, "initializer_range", 0.02))
+                        .optRoutingBias(optionalBoolean(ROUTING_BIAS));
         if (present(json, "head_dim")) {
             builder.optHeadDim(size("head_dim"));
         }
+        int shared = sharedWidth();
+        boolean gated = optionalBoolean(SHARED_GATED);
+        if (gated && shared == 0) {
+            throw fail(SHARED_GATED, "is true, but " + SHARED_WIDTH + " is 0 or missing");
+        }
+        builder.optSharedExperts(shared, gated);
         requireFit(heads);
         try {
             return builder.build();
         } catch (IllegalArgumentException e) {
             throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
         }
+    }
+
+    /** What other families do between the router's logits and the sum over experts. */
+    private void requireRouting() {
+        requireOrAbsent("scoring_func", "softmax");
+        requireOrAbsent("topk_method", "greedy");
+        if (present(json, "norm_topk_prob") && !optionalBoolean("norm_topk_prob")) {
+            throw fail(
+                    "norm_topk_prob",
+                    "is false; only true (weights divided by their sum) is implemented");
+        }
+        for (String key : ONE) {
+            double value = optionalNumber(json, key, 1);
+            if (value != 1) {
+                throw fail(key, "is " + value + "; only 1 is implemented");
+            }
+        }
+        requireZero("first_k_dense_replace");
+        if (present(json, "mlp_only_layers")) {
+            JsonElement layers = json.get("mlp_only_layers");
+            if (!layers.isJsonArray() || !layers.getAsJsonArray().isEmpty()) {
+                throw fail(
+                        "mlp_only_layers",
+                        "is " + layers + "; only layers with experts are implemented");
+            }
+        }
+        for (String key : SHARED_ELSEWHERE) {
+            double value = optionalNumber(json, key, 0);
+            if (value != 0) {
+                throw fail(
+                        key,
+                        "is "
+                                + value
+                                + "; say how wide shared experts are together by "
+                                + SHARED_WIDTH);
+            }
+        }
+    }
+
+    /** Mixtral has none of this, so that other software would leave it out without a word. */
+    private void requireMixtral() {
+        boolean asked =
+                sharedWidth() > 0 || optionalBoolean(SHARED_GATED) || optionalBoolean(ROUTING_BIAS);
+        if (asked) {
+            String key =
+                    sharedWidth() > 0
+                            ? SHARED_WIDTH
+                            : optionalBoolean(SHARED_GATED) ? SHARED_GATED : ROUTING_BIAS;
+            throw fail(
+                    key,
+                    "is "
+                            + json.get(key)
+                            + ", which a Mixtral does not have: set model_type to '"
+                            + MoeConfig.EXTENDED_TYPE
+                            + "'");
+        }
+    }
+
+    private int sharedWidth() {
+        if (!present(json, SHARED_WIDTH)) {
+            return 0;
+        }
+        int width = requiredInt(SHARED_WIDTH);
+        if (width < 0) {
+            throw fail(SHARED_WIDTH, "must be 0 (none) or a width, not " + width);
+        }
+        return width;
     }
 
     /** Sizes that exclude each other. */
@@ -189,8 +304,9 @@ final class HfConfigReader {
         }
     }
 
-    private void require(String key, String wanted, String found) {
-        if (!wanted.equals(found)) {
+    private void requireOrAbsent(String key, String wanted) {
+        String found = text(json, key);
+        if (found != null && !wanted.equals(found)) {
             throw fail(key, "is '" + found + "'; only '" + wanted + "' is implemented");
         }
     }

@@ -10,10 +10,12 @@ import java.util.Objects;
 import org.djlmoe.io.AtomicFiles;
 
 /**
- * Shapes and constants of a Mixtral-style decoder.
+ * Shapes and constants of a Mixtral-style decoder, perhaps with shared experts and balancing
+ * biases.
  *
  * <p>Field names follow Hugging Face's {@code config.json}, in which {@code num_local_experts} is
- * {@code numExperts} and {@code num_experts_per_tok} is {@code topK}.
+ * {@code numExperts} and {@code num_experts_per_tok} is {@code topK}. A decoder with shared experts
+ * or balancing biases is no Mixtral; its {@code model_type} is {@value #EXTENDED_TYPE}.
  *
  * @param vocabSize V, rows of the embedding and of the output projection
  * @param hiddenSize H, width of the residual stream
@@ -31,6 +33,12 @@ import org.djlmoe.io.AtomicFiles;
  * @param maxPositionEmbeddings longest sequence the model is meant for
  * @param tieWordEmbeddings whether the output projection is the embedding
  * @param initializerRange standard deviation of freshly initialized weights
+ * @param sharedExpertIntermediateSize S, width together of the experts that every token goes to; 0
+ *     for none
+ * @param sharedExpertGated whether a sigmoid gate scales the shared experts' output; false without
+ *     any
+ * @param useRoutingBias whether each router has a balancing bias, which is added to the
+ *     probabilities in the ranking alone
  */
 public record MoeConfig(
         int vocabSize,
@@ -47,7 +55,16 @@ public record MoeConfig(
         int slidingWindow,
         int maxPositionEmbeddings,
         boolean tieWordEmbeddings,
-        double initializerRange) {
+        double initializerRange,
+        int sharedExpertIntermediateSize,
+        boolean sharedExpertGated,
+        boolean useRoutingBias) {
+
+    /** The model type in {@code config.json} of a Mixtral. */
+    static final String MIXTRAL_TYPE = "mixtral";
+
+    /** The model type in {@code config.json} of what Mixtral's configuration has no place for. */
+    public static final String EXTENDED_TYPE = "djl_moe";
 
     /** Checks that the numbers fit together. */
     public MoeConfig {
@@ -84,6 +101,16 @@ public record MoeConfig(
             throw new IllegalArgumentException(
                     "topK (" + topK + ") exceeds numExperts (" + numExperts + ")");
         }
+        if (sharedExpertIntermediateSize < 0) {
+            throw new IllegalArgumentException(
+                    "sharedExpertIntermediateSize must be 0 (none) or a width, not "
+                            + sharedExpertIntermediateSize);
+        }
+        if (sharedExpertGated && sharedExpertIntermediateSize == 0) {
+            throw new IllegalArgumentException(
+                    "sharedExpertGated is true, but there are no shared experts: set"
+                            + " sharedExpertIntermediateSize");
+        }
     }
 
     private static void positive(String name, double value) {
@@ -102,7 +129,38 @@ public record MoeConfig(
     }
 
     /**
-     * Reads a Hugging Face {@code config.json} of a Mixtral model.
+     * Creates a builder that starts from this configuration.
+     *
+     * @return a builder
+     */
+    public Builder toBuilder() {
+        return builder()
+                .setVocabSize(vocabSize)
+                .setHiddenSize(hiddenSize)
+                .setIntermediateSize(intermediateSize)
+                .setNumLayers(numLayers)
+                .setNumHeads(numHeads)
+                .optNumKeyValueHeads(numKeyValueHeads)
+                .optHeadDim(headDim)
+                .setNumExperts(numExperts)
+                .setTopK(topK)
+                .optRopeTheta(ropeTheta)
+                .optRmsNormEps(rmsNormEps)
+                .optSlidingWindow(slidingWindow)
+                .optMaxPositionEmbeddings(maxPositionEmbeddings)
+                .optTieWordEmbeddings(tieWordEmbeddings)
+                .optInitializerRange(initializerRange)
+                .optSharedExperts(sharedExpertIntermediateSize, sharedExpertGated)
+                .optRoutingBias(useRoutingBias);
+    }
+
+    private boolean isMixtral() {
+        return sharedExpertIntermediateSize == 0 && !useRoutingBias;
+    }
+
+    /**
+     * Reads a Hugging Face {@code config.json} of a Mixtral model, or of one of the type {@value
+     * #EXTENDED_TYPE}.
      *
      * <p>Both spellings of the rotary settings are understood ({@code rope_theta} with {@code
      * rope_scaling}, and {@code rope_parameters}). What the decoder does not compute is refused.
@@ -120,7 +178,7 @@ public record MoeConfig(
     }
 
     /**
-     * Writes a {@code config.json} that transformers 4 and 5 both read, without a storage type.
+     * Writes a {@code config.json} as {@link #toJson(Path, String)}, without a storage type.
      *
      * @param configJson the file, replaced if it exists
      * @throws IOException if writing fails
@@ -130,8 +188,20 @@ public record MoeConfig(
     }
 
     /**
-     * Writes a {@code config.json} that transformers 4 and 5 both read. Token ids (BOS, EOS) are
-     * the tokenizer's matter and are left to its files.
+     * Writes a {@code config.json}. Token ids (BOS, EOS) are the tokenizer's matter and are left to
+     * its files.
+     *
+     * <p>Without shared experts and balancing biases it is a Mixtral's, which transformers 4 and 5
+     * both read. With them the model type is {@value #EXTENDED_TYPE}, which no other software
+     * knows: under the name of Mixtral these weights would be left out without an error. To
+     * Mixtral's keys it adds
+     *
+     * <ul>
+     *   <li>{@code shared_expert_intermediate_size}: S, 0 for none, as in Qwen2-MoE
+     *   <li>{@code shared_expert_gated}: whether a sigmoid gate scales their output
+     *   <li>{@code use_routing_bias}: whether there are balancing biases, as in MiniMax-M2
+     *   <li>{@code scoring_func} and {@code norm_topk_prob}: always "softmax" and true
+     * </ul>
      *
      * @param configJson the file, replaced if it exists
      * @param torchDtype storage type of the weights beside it in PyTorch's words, for instance
@@ -141,9 +211,9 @@ public record MoeConfig(
     public void toJson(Path configJson, String torchDtype) throws IOException {
         JsonObject json = new JsonObject();
         JsonArray architectures = new JsonArray();
-        architectures.add("MixtralForCausalLM");
+        architectures.add(isMixtral() ? "MixtralForCausalLM" : "DjlMoeForCausalLM");
         json.add("architectures", architectures);
-        json.addProperty("model_type", "mixtral");
+        json.addProperty("model_type", isMixtral() ? MIXTRAL_TYPE : EXTENDED_TYPE);
         json.addProperty("vocab_size", vocabSize);
         json.addProperty("hidden_size", hiddenSize);
         json.addProperty("intermediate_size", intermediateSize);
@@ -153,6 +223,13 @@ public record MoeConfig(
         json.addProperty("head_dim", headDim);
         json.addProperty("num_local_experts", numExperts);
         json.addProperty("num_experts_per_tok", topK);
+        if (!isMixtral()) {
+            json.addProperty("shared_expert_intermediate_size", sharedExpertIntermediateSize);
+            json.addProperty("shared_expert_gated", sharedExpertGated);
+            json.addProperty("use_routing_bias", useRoutingBias);
+            json.addProperty("scoring_func", "softmax");
+            json.addProperty("norm_topk_prob", true);
+        }
         json.addProperty("hidden_act", "silu");
         json.addProperty("max_position_embeddings", maxPositionEmbeddings);
         json.addProperty("initializer_range", initializerRange);
@@ -198,6 +275,9 @@ public record MoeConfig(
         private int maxPositionEmbeddings = 131072;
         private boolean tieWordEmbeddings;
         private double initializerRange = 0.02;
+        private int sharedExpertIntermediateSize;
+        private boolean sharedExpertGated;
+        private boolean useRoutingBias;
 
         private Builder() {}
 
@@ -367,6 +447,31 @@ public record MoeConfig(
         }
 
         /**
+         * Adds experts that every token goes to. Default: none.
+         *
+         * @param width S, their width together; 0 for none
+         * @param gated whether a sigmoid gate scales their output
+         * @return this builder
+         */
+        public Builder optSharedExperts(int width, boolean gated) {
+            sharedExpertIntermediateSize = width;
+            sharedExpertGated = gated && width != 0;
+            return this;
+        }
+
+        /**
+         * Sets whether each router has a balancing bias. Default: false. How far training moves it
+         * is {@link MoeDecoder.Builder#optBiasUpdateRate}.
+         *
+         * @param value whether it has
+         * @return this builder
+         */
+        public Builder optRoutingBias(boolean value) {
+            useRoutingBias = value;
+            return this;
+        }
+
+        /**
          * Checks the settings.
          *
          * @return the configuration
@@ -398,7 +503,10 @@ public record MoeConfig(
                     slidingWindow,
                     maxPositionEmbeddings,
                     tieWordEmbeddings,
-                    initializerRange);
+                    initializerRange,
+                    sharedExpertIntermediateSize,
+                    sharedExpertGated,
+                    useRoutingBias);
         }
 
         private static int required(String name, Integer value) {

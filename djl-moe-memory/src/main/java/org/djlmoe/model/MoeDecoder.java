@@ -16,16 +16,20 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.function.UnaryOperator;
 import org.djlmoe.autograd.GradMode;
 import org.djlmoe.autograd.NamedParameters;
+import org.djlmoe.dispatch.PipelinedDispatch;
 import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.moe.MoeBlock;
+import org.djlmoe.parallel.ProcessGroup;
 import org.djlmoe.routing.MaskLogits;
 import org.djlmoe.vocab.VocabProjection;
 
 /**
  * A Mixtral-style decoder: embedding, layers of attention and Mixture-of-Experts, final norm,
- * vocabulary projection.
+ * vocabulary projection. Shared experts and balancing biases, which Mixtral does not have, are part
+ * of the configuration.
  *
  * <p>Every half of a layer is a segment, so that from forward to backward only their inputs live: 2
  * L + 1 arrays of [B S, H], and k ids and weights a token and layer. Sequences are packed: a batch
@@ -38,7 +42,8 @@ import org.djlmoe.vocab.VocabProjection;
  *       takes them
  * </ul>
  *
- * <p>Parameters carry the names of a Hugging Face Mixtral with stacked experts.
+ * <p>Parameters carry the names of a Hugging Face Mixtral with stacked experts. Over several ranks
+ * ({@link Builder#optGroup(ProcessGroup)}) the experts are those of a rank.
  *
  * <p>Source: A. Jiang et al., "Mixtral of Experts", arXiv 2401.04088.
  */
@@ -71,7 +76,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
     }
 
     private MoeDecoder(Builder builder) {
-        config = builder.config;
+        config = builder.effectiveConfig();
         embedding =
                 addChildBlock(
                         "embed_tokens",
@@ -98,8 +103,12 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
                                     .optMaxChunks(builder.maxChunks)
                                     .optBalanceCoefficient(builder.balanceCoefficient)
                                     .optZCoefficient(builder.zCoefficient)
+                                    .optBalanceBias(config.useRoutingBias())
                                     .optBiasUpdateRate(builder.biasUpdateRate)
-                                    .optSharedExperts(builder.sharedWidth, builder.sharedGate)
+                                    .optSharedExperts(
+                                            config.sharedExpertIntermediateSize(),
+                                            config.sharedExpertGated())
+                                    .optGroup(builder.group, builder.groupSettings)
                                     .build()));
         }
         norm = addChildBlock("norm", new RmsNorm(config.hiddenSize(), config.rmsNormEps()));
@@ -114,7 +123,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
     }
 
     /**
-     * Returns a builder, for what is not part of a Mixtral's configuration.
+     * Returns a builder, for what is not part of a configuration.
      *
      * @return the builder
      */
@@ -123,7 +132,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
     }
 
     /**
-     * Returns the configuration.
+     * Returns the configuration, with shared experts and balancing biases that the builder added.
      *
      * @return sizes and constants
      */
@@ -218,8 +227,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
 
     /**
      * Returns the parameters by their Hugging Face names, with experts stacked, without adapters.
-     * Balancing bias and shared experts are among them; a Mixtral's checkpoint has no place for
-     * them, so save such a model with DJL.
+     * Over several ranks the experts are those of this rank, which alone are no checkpoint.
      *
      * @return name to parameter, in the order of a checkpoint
      */
@@ -319,8 +327,10 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
         private double balanceCoefficient;
         private double zCoefficient;
         private double biasUpdateRate;
-        private int sharedWidth;
+        private Integer sharedWidth;
         private boolean sharedGate;
+        private ProcessGroup group;
+        private UnaryOperator<PipelinedDispatch.Builder> groupSettings = UnaryOperator.identity();
 
         private Builder() {}
 
@@ -380,7 +390,8 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
         }
 
         /**
-         * Balances every layer's load by a bias in the ranking alone. Default: 0, none.
+         * Balances every layer's load by a bias in the ranking alone. Default: 0; then there is a
+         * bias only if the configuration says so, and it stays as it is.
          *
          * @param rate how far the bias moves a step, in probability; for instance 0.001
          * @return this builder
@@ -391,7 +402,7 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
         }
 
         /**
-         * Adds experts that every token goes to. Default: none.
+         * Sets the experts that every token goes to. Default: those of the configuration.
          *
          * @param width their width together; 0 for none
          * @param gated whether a sigmoid gate scales their output
@@ -400,6 +411,36 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
         public Builder optSharedExperts(int width, boolean gated) {
             sharedWidth = width;
             sharedGate = gated;
+            return this;
+        }
+
+        /**
+         * Spreads the experts of every layer over the ranks of a group. See {@link
+         * #optGroup(ProcessGroup, UnaryOperator)}.
+         *
+         * @param value the group; one process alone has all experts and exchanges nothing
+         * @return this builder
+         */
+        public Builder optGroup(ProcessGroup value) {
+            return optGroup(value, UnaryOperator.identity());
+        }
+
+        /**
+         * Spreads the experts of every layer over the ranks of a group, as {@link
+         * MoeBlock.Builder#optGroup(ProcessGroup, UnaryOperator)} says. Everything else is on every
+         * rank: start it equal, and add its gradients up with {@link ProcessGroup#sum} before a
+         * step. Gradients are those of a sum over the ranks' losses: for their mean divide each by
+         * the number of ranks.
+         *
+         * @param value the group, which stays the caller's to close
+         * @param settings of the dispatch, the same on all ranks; those of chunks are the decoder's
+         *     unless set here
+         * @return this builder
+         */
+        public Builder optGroup(
+                ProcessGroup value, UnaryOperator<PipelinedDispatch.Builder> settings) {
+            group = value;
+            groupSettings = settings;
             return this;
         }
 
@@ -414,6 +455,14 @@ public final class MoeDecoder extends AbstractBlock implements NamedParameters {
                 throw new IllegalArgumentException("MoeDecoder needs a config: setConfig");
             }
             return new MoeDecoder(this);
+        }
+
+        private MoeConfig effectiveConfig() {
+            MoeConfig.Builder effective = config.toBuilder();
+            if (sharedWidth != null) {
+                effective.optSharedExperts(sharedWidth, sharedGate);
+            }
+            return effective.optRoutingBias(config.useRoutingBias() || biasUpdateRate > 0).build();
         }
     }
 }

@@ -10,6 +10,7 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.util.PairList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
@@ -82,6 +83,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
     private final int maxChunks;
     private final boolean lossOutputs;
     private final PipelinedDispatch dispatch;
+    private final ProcessGroup group;
     private double balanceCoefficient;
     private double zCoefficient;
     private volatile RoutingStatistics statistics;
@@ -94,6 +96,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
         this.maxChunks = builder.maxChunks;
         this.lossOutputs = builder.lossOutputs;
         this.dispatch = builder.dispatch();
+        this.group = builder.group;
         setBalanceCoefficient(builder.balanceCoefficient);
         setZCoefficient(builder.zCoefficient);
         this.norm =
@@ -117,6 +120,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
                                         ? builder.topK > 1
                                         : builder.renormalize,
                                 builder.initializerRange,
+                                builder.balanceBias || builder.biasUpdateRate != 0,
                                 builder.biasUpdateRate));
         this.experts =
                 addChildBlock(
@@ -260,11 +264,20 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
 
     /**
      * Moves the router's balancing bias, if it has one. A {@code BoundedTrainer} calls this; under
-     * DJL's trainer call it after {@code trainer.step()}.
+     * DJL's trainer call it after {@code trainer.step()}. Over several ranks it adds their loads
+     * up, so all ranks take equally many steps.
      */
     @Override
     public void afterStep() {
-        router.updateBalanceBias();
+        router.updateBalanceBias(dispatch == null ? UnaryOperator.identity() : this::overRanks);
+    }
+
+    private long[] overRanks(long[] load) {
+        long[] sum = new long[load.length];
+        for (long[] rank : group.allGather(load)) {
+            Arrays.setAll(sum, e -> sum[e] + rank[e]);
+        }
+        return sum;
     }
 
     double eps() {
@@ -402,6 +415,7 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
         private double zCoefficient;
         private boolean lossOutputs;
         private double biasUpdateRate;
+        private boolean balanceBias;
         private int sharedInner;
         private boolean sharedGate;
         private double initializerRange = 0.02;
@@ -551,6 +565,18 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
         }
 
         /**
+         * Sets whether the router has a balancing bias even if no rate moves it: for weights that
+         * were balanced before. Default: false, one only with a rate.
+         *
+         * @param value whether it has
+         * @return this builder
+         */
+        public Builder optBalanceBias(boolean value) {
+            balanceBias = value;
+            return this;
+        }
+
+        /**
          * Adds experts that every token goes to, see {@link SharedExperts}. Default: none.
          *
          * @param width S, their width together; 0 for none
@@ -614,7 +640,8 @@ public final class MoeBlock extends AbstractBlock implements StepListener {
          * Gradients of the experts are those of all ranks' tokens. Norm, router and shared experts
          * are on every rank: start them equal, and add their gradients up with {@link
          * ProcessGroup#sum} before a step. Balance loss, z-loss and statistics are of a rank's own
-         * tokens. Needs the tape of a {@code BoundedTrainer}; adapters need a group of one.
+         * tokens; balancing biases follow the load of all. Needs the tape of a {@code
+         * BoundedTrainer}; adapters need a group of one.
          *
          * @param value the group, which stays the caller's to close
          * @param settings of the dispatch, the same on all ranks; those of chunks are the block's

@@ -58,7 +58,16 @@ public final class MemoryPlan {
     private final Map<Phase, Long> phases;
     private final Phase peakPhase;
 
-    private MemoryPlan(MoeConfig config, PlanSettings settings) {
+    private MemoryPlan(MoeConfig config, PlanSettings given) {
+        PlanSettings settings = given;
+        if (given.sharedWidth() == 0 && config.sharedExpertIntermediateSize() > 0) {
+            settings =
+                    given.toBuilder()
+                            .optSharedExperts(
+                                    config.sharedExpertIntermediateSize(),
+                                    config.sharedExpertGated())
+                            .build();
+        }
         this.config = config;
         this.settings = settings;
         this.components = Collections.unmodifiableList(new Lines(config, settings).list());

@@ -13,6 +13,7 @@ import ai.djl.training.initializer.NormalInitializer;
 import ai.djl.util.PairList;
 import java.util.Arrays;
 import java.util.function.Consumer;
+import java.util.function.UnaryOperator;
 import org.djlmoe.kernel.ExpertKernels;
 import org.djlmoe.kernel.TorchKernels;
 
@@ -28,7 +29,8 @@ import org.djlmoe.kernel.TorchKernels;
  * <p>With a bias update rate u the router balances its load without a loss: a bias an expert is
  * added to the probabilities in the ranking, and after every step it moves by u up for an expert
  * that got fewer than the mean of the routes since the step before, and down for one that got more.
- * It has no gradient and is no part of the combine weights.
+ * It has no gradient and is no part of the combine weights. With the rate 0 the bias stays as it
+ * was loaded.
  *
  * <p>The order of what changes the ranking: a prior on logits first; then the softmax; then the
  * balancing bias, and a prior on probabilities; then what a hard mask forbids is taken out,
@@ -93,6 +95,35 @@ public final class Router extends AbstractBlock {
             boolean renormalize,
             double initializerRange,
             double biasUpdateRate) {
+        this(
+                hidden,
+                experts,
+                topK,
+                renormalize,
+                initializerRange,
+                biasUpdateRate != 0,
+                biasUpdateRate);
+    }
+
+    /**
+     * Creates a router, perhaps with a balancing bias that stays as it is.
+     *
+     * @param hidden H
+     * @param experts E
+     * @param topK k, at most E
+     * @param renormalize whether the combine weights of a token are divided by their sum
+     * @param initializerRange standard deviation of the initial weight
+     * @param balanced whether there is a balancing bias
+     * @param biasUpdateRate u, how far it moves a step; 0 without one
+     */
+    public Router(
+            int hidden,
+            int experts,
+            int topK,
+            boolean renormalize,
+            double initializerRange,
+            boolean balanced,
+            double biasUpdateRate) {
         if (topK < 1 || topK > experts) {
             throw new IllegalArgumentException(
                     "topK is " + topK + ": it must be from 1 to the number of experts, " + experts);
@@ -103,6 +134,12 @@ public final class Router extends AbstractBlock {
             throw new IllegalArgumentException(
                     "The update rate of the balancing bias must be finite and not negative, not "
                             + biasUpdateRate);
+        }
+        if (biasUpdateRate > 0 && !balanced) {
+            throw new IllegalArgumentException(
+                    "The update rate is "
+                            + biasUpdateRate
+                            + ", but the router has no balancing bias that it could move");
         }
         this.renormalize = renormalize;
         this.biasUpdateRate = biasUpdateRate;
@@ -118,16 +155,16 @@ public final class Router extends AbstractBlock {
         // The type of a running statistic: no default initializer or optimizer takes it for a
         // weight.
         this.balanceBias =
-                biasUpdateRate == 0
-                        ? null
-                        : addParameter(
+                balanced
+                        ? addParameter(
                                 Parameter.builder()
                                         .setName("gate.e_score_correction_bias")
                                         .setType(Parameter.Type.RUNNING_MEAN)
                                         .optInitializer(Initializer.ZEROS)
                                         .optRequiresGrad(false)
                                         .optShape(new Shape(experts))
-                                        .build());
+                                        .build())
+                        : null;
     }
 
     /**
@@ -418,12 +455,30 @@ public final class Router extends AbstractBlock {
 
     /**
      * Moves the balancing bias of each expert by the rate towards an even load, and begins to count
-     * anew. An expert with exactly the mean load stays. Without balancing, or if nothing has been
-     * counted, it does nothing.
+     * anew. An expert with exactly the mean load stays. With the rate 0, or if nothing has been
+     * counted, none moves.
      */
-    public synchronized void updateBalanceBias() {
+    public void updateBalanceBias() {
+        updateBalanceBias(UnaryOperator.identity());
+    }
+
+    /**
+     * As {@link #updateBalanceBias()}, with loads that several routers add up, each for tokens of
+     * its own: then their biases stay equal.
+     *
+     * @param sum given the routes counted here, [E], returns those of all; not called with the rate
+     *     0
+     */
+    public synchronized void updateBalanceBias(UnaryOperator<long[]> sum) {
+        if (biasUpdateRate > 0) {
+            move(sum.apply(load.clone()));
+        }
+        Arrays.fill(load, 0);
+    }
+
+    private void move(long[] load) {
         long total = Arrays.stream(load).sum();
-        if (balanceBias != null && total > 0) {
+        if (total > 0) {
             double[] values = balanceValues();
             float[] moved = new float[experts];
             for (int e = 0; e < experts; e++) {
@@ -437,7 +492,6 @@ public final class Router extends AbstractBlock {
                 next.copyTo(array);
             }
         }
-        Arrays.fill(load, 0);
     }
 
     /**

@@ -37,7 +37,9 @@ import org.djlmoe.routing.TokenSelector;
  * weights outside the experts are F32. Nothing is recorded for differentiation.
  *
  * <p>Memory beside weights and cache: what one chunk of n = B S tokens needs, about n ((4 + k) H +
- * 2 heads d) values and n times the past for the mask.
+ * 2 heads d) values and n times the past for the mask; with shared experts of width S, 3 S values a
+ * token where that is more. Shared experts count as weights outside the experts: they are always in
+ * memory.
  *
  * <p>One thread uses it. On the CPU.
  */
@@ -54,6 +56,7 @@ public final class IncrementalDecoder implements AutoCloseable {
     private final NDArray head;
     private final List<List<NDArray>> attention = new ArrayList<>();
     private final List<List<NDArray>> routing = new ArrayList<>();
+    private final List<List<NDArray>> shared = new ArrayList<>();
     private final AttentionKernels.Settings attentionSettings;
     private final ExpertKernels.Settings routeSettings;
 
@@ -79,6 +82,17 @@ public final class IncrementalDecoder implements AutoCloseable {
                     List.of(
                             array(parameters, prefix + "post_attention_layernorm.weight"),
                             array(parameters, prefix + "mlp.gate.weight")));
+            if (config.sharedExpertIntermediateSize() > 0) {
+                shared.add(
+                        List.of(
+                                array(parameters, prefix + "mlp.shared_expert.gate_up_proj"),
+                                array(parameters, prefix + "mlp.shared_expert.down_proj"),
+                                config.sharedExpertGated()
+                                        ? array(
+                                                parameters,
+                                                prefix + "mlp.shared_expert_gate.weight")
+                                        : TorchKernels.nothing()));
+            }
         }
         attentionSettings =
                 new AttentionKernels.Settings(
@@ -88,10 +102,6 @@ public final class IncrementalDecoder implements AutoCloseable {
                         config.slidingWindow(),
                         config.ropeTheta(),
                         config.rmsNormEps());
-        if (decoder.moeBlocks().stream().anyMatch(block -> block.sharedExperts() != null)) {
-            throw new IllegalArgumentException(
-                    "Serving token by token has no shared experts: this model cannot be served so");
-        }
         Router router = decoder.moeBlocks().get(0).router();
         routeSettings =
                 new ExpertKernels.Settings(
@@ -318,6 +328,11 @@ public final class IncrementalDecoder implements AutoCloseable {
                     prefetch(scope, l + 1, between);
                 }
                 NormKernels.rmsNorm(between, routing.get(l).get(0), config.rmsNormEps(), h);
+                if (!shared.isEmpty()) {
+                    // Always resident: they are computed while the others are being loaded.
+                    List<NDArray> own = shared.get(l);
+                    DecodeKernels.addShared(h, own.get(0), own.get(1), own.get(2), between);
+                }
                 experts.compute(h, out);
                 DecodeKernels.combine(between, combine, out, x);
             }

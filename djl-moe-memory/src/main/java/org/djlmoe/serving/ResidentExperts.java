@@ -74,7 +74,7 @@ public final class ResidentExperts extends ServedExperts {
      *
      * @param decoder the model, initialized; it must outlive the result
      * @return the experts
-     * @throws IllegalArgumentException if the experts have adapters
+     * @throws IllegalArgumentException if the experts have adapters, or lie on several ranks
      */
     public static ResidentExperts of(MoeDecoder decoder) {
         if (!decoder.adapterParameters().isEmpty()) {
@@ -83,14 +83,13 @@ public final class ResidentExperts extends ServedExperts {
                             + " (Experts.mergeAdapters)");
         }
         MoeConfig config = decoder.config();
-        NDManager views =
-                decoder.moeBlocks()
-                        .get(0)
-                        .experts()
-                        .gateUp()
-                        .getArray()
-                        .getManager()
-                        .newSubManager();
+        NDArray first = decoder.moeBlocks().get(0).experts().gateUp().getArray();
+        if (first.getShape().get(0) != config.numExperts()) {
+            throw new IllegalArgumentException(
+                    "The experts lie on several ranks, which are not served: serve a model that has"
+                            + " all of them");
+        }
+        NDManager views = first.getManager().newSubManager();
         long count = 3L * config.intermediateSize() * config.hiddenSize() * config.numExperts();
         ResidentExperts resident =
                 new ResidentExperts(

@@ -311,7 +311,7 @@ public final class LanguageModel implements AutoCloseable {
 
     /**
      * Chooses what trains: thaws the parameters whose path a predicate accepts and freezes the
-     * others.
+     * others. Balancing biases stay frozen: loads move them, not gradients.
      *
      * @param path accepts a Hugging Face tensor name, or one with {@code lora_A} or {@code lora_B}
      *     for adapters
@@ -328,7 +328,12 @@ public final class LanguageModel implements AutoCloseable {
                                                 + "' is BF16 and cannot train: widen the experts first");
                             }
                         });
-        decoder.namedParameters().forEach((name, parameter) -> parameter.freeze(!path.test(name)));
+        decoder.namedParameters()
+                .forEach(
+                        (name, parameter) ->
+                                parameter.freeze(
+                                        parameter.getType() == Parameter.Type.RUNNING_MEAN
+                                                || !path.test(name)));
     }
 
     /**

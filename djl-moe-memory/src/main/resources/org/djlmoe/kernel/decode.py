@@ -69,6 +69,14 @@ def swiglu(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     gu = self.project(x, gate_up)
     return self.project(torch.silu(gu[:, :inner]).mul_(gu[:, inner:]), down)
 
+# Adds to x [N, H] what the shared experts make of h: gate_up [1, 2 S, H], down [1, H, S], gate [1, H] or empty.
+def add_shared(self, h: Tensor, gate_up: Tensor, down: Tensor, gate: Tensor, x: Tensor) -> int:
+    out = self.swiglu(h, gate_up[0], down[0])
+    if gate.numel() > 0:
+        out.mul_(torch.sigmoid(torch.mm(h, gate.t())))
+    x.add_(out)
+    return 0
+
 # y = x + the weighted sum over each row's k experts, always in the order of the choices.
 def combine_routes(self, x: Tensor, combine: Tensor, out: Tensor, y: Tensor) -> int:
     weighted = out.reshape([x.size(0), combine.size(1), x.size(1)]) * combine.unsqueeze(2)

@@ -5,6 +5,8 @@ import static org.djlmoe.reference.Numbers.dirtyMemory;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -192,6 +194,30 @@ class MoeDecoderTest {
 
     private static long tokens(MoeDecoder decoder) {
         return decoder.moeBlocks().get(1).statistics().orElseThrow().tokens();
+    }
+
+    @Test
+    void config_whatTheBuilderAdded_isPartOfIt() {
+        MoeConfig plain = config(false, 1);
+        assertEquals(plain, new MoeDecoder(plain).config());
+        MoeConfig extended =
+                plain.toBuilder().optSharedExperts(7, true).optRoutingBias(true).build();
+        assertEquals(
+                extended,
+                MoeDecoder.builder()
+                        .setConfig(plain)
+                        .optBiasUpdateRate(0.01)
+                        .optSharedExperts(7, true)
+                        .build()
+                        .config());
+        MoeDecoder decoder = MoeDecoder.builder().setConfig(extended).build();
+        assertEquals(extended, decoder.config());
+        assertNotNull(decoder.moeBlocks().get(0).sharedExperts());
+        assertNotNull(decoder.moeBlocks().get(0).router().balanceBias());
+        MoeDecoder without =
+                MoeDecoder.builder().setConfig(extended).optSharedExperts(0, true).build();
+        assertEquals(plain.toBuilder().optRoutingBias(true).build(), without.config());
+        assertNull(without.moeBlocks().get(0).sharedExperts());
     }
 
     @Test

@@ -3,7 +3,9 @@ package org.djlmoe.moe;
 import static org.djlmoe.reference.Numbers.array;
 import static org.djlmoe.reference.Numbers.assertClose;
 import static org.djlmoe.reference.Numbers.random;
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -209,6 +211,49 @@ class MoeBlockOverRanksTest {
         double[] wide = new double[values.length];
         Arrays.setAll(wide, i -> values[i]);
         return wide;
+    }
+
+    /** Biases that followed a rank's own load would make other routers of them. */
+    @Test
+    void afterStep_balancing_everyRankMovesByTheLoadOfAll() {
+        Random random = new Random(8);
+        double[][] x = new double[2][];
+        for (int r = 0; r < 2; r++) {
+            x[r] = random(random, (5 + 20 * r) * HIDDEN, 1);
+        }
+        try (NDManager manager = NDManager.newBaseManager()) {
+            manager.getEngine().setRandomSeed(6);
+            MoeBlock whole = everything(builder().optBiasUpdateRate(0.125)).build();
+            whole.initialize(manager, DataType.FLOAT32, new Shape(1, 2, HIDDEN));
+            List<float[]> got =
+                    InProcessGroup.run(
+                            2,
+                            group -> {
+                                try (NDManager own = NDManager.newBaseManager()) {
+                                    MoeBlock block =
+                                            part(
+                                                    whole,
+                                                    everything(builder().optBiasUpdateRate(0.125))
+                                                            .optGroup(group),
+                                                    own);
+                                    double[] mine = x[group.rank()];
+                                    for (int step = 0; step < 3; step++) {
+                                        run(block, mine, mine);
+                                        block.afterStep();
+                                    }
+                                    return block.router().balanceBias().getArray().toFloatArray();
+                                }
+                            });
+            for (int step = 0; step < 3; step++) {
+                run(whole, x[0], x[0]);
+                run(whole, x[1], x[1]);
+                whole.afterStep();
+            }
+            float[] expected = whole.router().balanceBias().getArray().toFloatArray();
+            assertArrayEquals(expected, got.get(0));
+            assertArrayEquals(expected, got.get(1));
+            assertFalse(Arrays.equals(new float[EXPERTS], expected), "no bias moved");
+        }
     }
 
     @Test

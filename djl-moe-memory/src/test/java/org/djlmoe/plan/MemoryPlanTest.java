@@ -142,6 +142,20 @@ class MemoryPlanTest {
     }
 
     @Test
+    void of_sharedExpertsInTheConfiguration_sameAsInTheSettings() {
+        MoeConfig config = tiny().optSharedExperts(10, true).build();
+        assertEquals(
+                MemoryPlan.of(tiny().build(), run().optSharedExperts(10, true).build())
+                        .components(),
+                MemoryPlan.of(config, run().build()).components());
+        // As in MoeDecoder.Builder, what is said beside the configuration prevails.
+        assertEquals(
+                MemoryPlan.of(tiny().build(), run().optSharedExperts(5, false).build())
+                        .components(),
+                MemoryPlan.of(config, run().optSharedExperts(5, false).build()).components());
+    }
+
+    @Test
     void of_tiedEmbedding_isCountedOnce() {
         long tied =
                 line(

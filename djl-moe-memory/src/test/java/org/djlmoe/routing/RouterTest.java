@@ -328,6 +328,28 @@ class RouterTest {
         }
     }
 
+    @Test
+    void updateBalanceBias_rateZero_biasRanksAndStays() {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            Router router = new Router(4, 4, 1, false, 0.02, true, 0);
+            router.initialize(manager, DataType.FLOAT32, new Shape(-1, 4));
+            manager.eye(4).copyTo(router.weight().getArray());
+            NDArray x = array(manager, new double[] {1, 0.9, 0, 0}, 1, 4);
+            assertArrayEquals(new long[] {1, 0, 0, 0}, load(router, manager, x));
+            float[] loaded = {-0.5f, 0, 0.125f, -0.0f};
+            manager.create(loaded).copyTo(router.balanceBias().getArray());
+            assertArrayEquals(new long[] {0, 1, 0, 0}, load(router, manager, x));
+            router.addLoad(new long[] {9, 0, 0, 0});
+            router.updateBalanceBias();
+            assertArrayEquals(loaded, router.balanceBias().getArray().toFloatArray());
+        }
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> new Router(4, 4, 2, true, 0.02, false, 0.1));
+        assertTrue(e.getMessage().contains("no balancing bias"), e.getMessage());
+    }
+
     /** What the bias is for: a router that sends everything to two experts spreads it. */
     @Test
     void updateBalanceBias_skewedRouter_loadEvensOut() {

@@ -12,6 +12,7 @@ import java.util.SplittableRandom;
 import org.djlmoe.autograd.GradMode;
 import org.djlmoe.checkpoint.SaveOptions;
 import org.djlmoe.model.MoeConfig;
+import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.vocab.VocabProjection;
 
@@ -40,8 +41,22 @@ final class ServedModel {
                 .optInitializerRange(0.3);
     }
 
+    /** A model with random weights, balancing biases included. */
     static LanguageModel create(MoeConfig config) {
-        return LanguageModel.create(config, LanguageModel.Chunks.DEFAULT, 7);
+        LanguageModel model = LanguageModel.create(config, LanguageModel.Chunks.DEFAULT, 7);
+        SplittableRandom random = new SplittableRandom(5);
+        for (MoeBlock block : model.decoder().moeBlocks()) {
+            if (block.router().balanceBias() != null) {
+                float[] bias = new float[config.numExperts()];
+                for (int e = 0; e < bias.length; e++) {
+                    bias[e] = (float) random.nextDouble(-0.2, 0.2);
+                }
+                try (NDArray values = model.manager().create(bias)) {
+                    values.copyTo(block.router().balanceBias().getArray());
+                }
+            }
+        }
+        return model;
     }
 
     /** Saves the model with a seed's weights. */

@@ -114,6 +114,33 @@ class HalfExpertsTest {
         }
     }
 
+    /** Shared experts are F32 beside experts in BF16, be they narrower or wider. */
+    @Test
+    void loadHalf_sharedExperts_hiddenStatesOfTheF32Model() throws IOException {
+        for (int width : new int[] {5, 30}) {
+            MoeConfig config =
+                    config().toBuilder().optSharedExperts(width, true).optRoutingBias(true).build();
+            try (LanguageModel model =
+                    LanguageModel.create(config, LanguageModel.Chunks.DEFAULT, 5)) {
+                model.save(checkpoint, SaveOptions.builder().optDtype(DType.BF16).build());
+            }
+            try (LanguageModel half = load(true);
+                    LanguageModel full = load(false)) {
+                assertClose(hidden(full), hidden(half), 2e-2, "width " + width);
+                float[] shared =
+                        half.decoder()
+                                .moeBlocks()
+                                .get(0)
+                                .sharedExperts()
+                                .weights()
+                                .get(0)
+                                .getArray()
+                                .toFloatArray();
+                assertEquals(2 * width * 16, shared.length);
+            }
+        }
+    }
+
     @Test
     void run_bf16Checkpoint_trainsLikeF32AndSavesTheBaseToTheBit() throws IOException {
         float[][] losses = new float[2][];

@@ -42,19 +42,15 @@ class TrainingCheckpointsTest {
 
     @TempDir Path folder;
 
-    private static LanguageModel model() {
-        return LanguageModel.create(
-                MoeConfig.builder()
-                        .setVocabSize(31)
-                        .setHiddenSize(8)
-                        .setIntermediateSize(6)
-                        .setNumLayers(2)
-                        .setNumHeads(2)
-                        .setNumExperts(4)
-                        .setTopK(2)
-                        .build(),
-                LanguageModel.Chunks.DEFAULT,
-                SEED);
+    private static MoeConfig.Builder config() {
+        return MoeConfig.builder()
+                .setVocabSize(31)
+                .setHiddenSize(8)
+                .setIntermediateSize(6)
+                .setNumLayers(2)
+                .setNumHeads(2)
+                .setNumExperts(4)
+                .setTopK(2);
     }
 
     /** One process's part of a run. */
@@ -66,7 +62,14 @@ class TrainingCheckpointsTest {
         float[] losses = new float[0];
 
         Run(Optional<TrainingCheckpoint> from) throws IOException {
-            model = from.isPresent() ? from.get().loadModel(LanguageModel.Chunks.DEFAULT) : model();
+            this(from, config().build());
+        }
+
+        Run(Optional<TrainingCheckpoint> from, MoeConfig config) throws IOException {
+            model =
+                    from.isPresent()
+                            ? from.get().loadModel(LanguageModel.Chunks.DEFAULT)
+                            : LanguageModel.create(config, LanguageModel.Chunks.DEFAULT, SEED);
             model.train(path -> true);
             optimizer =
                     OffloadStreamAdamW.builder()
@@ -150,6 +153,43 @@ class TrainingCheckpointsTest {
                 assertEquals(STEPS + 1, second.trainer.batches());
                 assertFalse(whole.losses[STEPS - 1] == whole.losses[0]);
             }
+        }
+    }
+
+    @Test
+    void restore_sharedExpertsAndBiases_runIsTheUninterruptedOneAndBiasesStay() throws IOException {
+        MoeConfig config = config().optSharedExperts(5, true).optRoutingBias(true).build();
+        float[] biases = {0.1f, -0.1f, 0.003f, 0};
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder, 1);
+        try (Run whole = new Run(Optional.empty(), config);
+                Run first = new Run(Optional.empty(), config)) {
+            for (Run run : List.of(whole, first)) {
+                run.model
+                        .decoder()
+                        .moeBlocks()
+                        .forEach(
+                                b ->
+                                        run.model
+                                                .manager()
+                                                .create(biases)
+                                                .copyTo(b.router().balanceBias().getArray()));
+            }
+            Map<String, float[]> before = whole.weights();
+            whole.train(STEPS);
+            first.train(4);
+            first.save(checkpoints);
+            try (Run second = new Run(checkpoints.latest())) {
+                assertEquals(config, second.model.decoder().config());
+                second.train(STEPS);
+                assertSame(whole, second);
+            }
+            whole.weights()
+                    .forEach(
+                            (path, w) ->
+                                    assertEquals(
+                                            path.endsWith("e_score_correction_bias"),
+                                            Arrays.equals(before.get(path), w),
+                                            path));
         }
     }
 
