@@ -230,14 +230,16 @@ final class FinetuneCommand implements Callable<Integer> {
         // No more rows at a time than the plan is made for.
         Iterable<TokenBatch> validation =
                 text.validation().sample(VALIDATION_ROWS, Math.min(batch, EVALUATION_BATCH));
-        MemoryPlan plan =
-                memory.plan(
-                        start.config(),
-                        PlanSettings.builder()
-                                .setBatch(batch)
-                                .setSequence(sequence)
-                                .optAdapters(rank)
-                                .optFrozenHalf(halfExperts));
+        PlanSettings.Builder planned =
+                PlanSettings.builder()
+                        .setBatch(batch)
+                        .setSequence(sequence)
+                        .optAdapters(rank)
+                        .optFrozenHalf(halfExperts);
+        if (method == Method.MASKCOFT && recipe().estimator().needsBackward()) {
+            planned.optMask(recipe().estimator().excludedExperts());
+        }
+        MemoryPlan plan = memory.plan(start.config(), planned);
         if (options.verbose()) {
             options.text().print(plan);
         }
