@@ -133,6 +133,19 @@ public interface EvictionPolicy {
         }
 
         /**
+         * Returns whether the policy can say no to an expert that was just used; for others {@link
+         * Admission#OPTIONAL} is the same as {@link Admission#ALWAYS}.
+         *
+         * @return as {@link EvictionPolicy#mayDecline}
+         */
+        public boolean mayDecline() {
+            return switch (this) {
+                case LRU, LFU, FIFO, RANDOM -> false;
+                case LFU_LIFETIME, DISCOUNTED, STATIC, BELADY -> true;
+            };
+        }
+
+        /**
          * Finds a policy by its name in files and options.
          *
          * @param name as {@link #jsonName()}

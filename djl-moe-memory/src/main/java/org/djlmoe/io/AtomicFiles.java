@@ -2,10 +2,10 @@ package org.djlmoe.io;
 
 import java.io.IOException;
 import java.io.OutputStream;
-import java.nio.channels.Channels;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.AtomicMoveNotSupportedException;
+import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
@@ -38,21 +38,21 @@ public final class AtomicFiles {
      *
      * @param file the file, replaced if it exists
      * @param contents writes what is to be in it
-     * @throws IOException if writing fails; then the old file is untouched
+     * @throws IOException if writing fails, naming the file; then the old file is untouched
      */
     public static void write(Path file, Contents contents) throws IOException {
         Path target = Files.exists(file) ? file.toRealPath() : file;
         if (Files.exists(target) && !Files.isRegularFile(target)) {
-            try (OutputStream out = Files.newOutputStream(target, StandardOpenOption.WRITE)) {
-                contents.writeTo(out);
+            try (FileChannel channel = FileChannel.open(target, StandardOpenOption.WRITE)) {
+                contents.writeTo(Channels.newOutputStream(target, channel));
             }
             return;
         }
         Path temporary = temporaryFor(target);
         try {
             try (FileChannel channel = FileChannel.open(temporary, StandardOpenOption.WRITE)) {
-                contents.writeTo(Channels.newOutputStream(channel));
-                channel.force(true);
+                contents.writeTo(Channels.newOutputStream(target, channel));
+                Channels.force(target, channel);
             }
             publish(temporary, target);
         } finally {
@@ -83,7 +83,12 @@ public final class AtomicFiles {
                                 + ".tmp");
         // Not Files.createTempFile: it would make the final file readable by its owner alone.
         Files.deleteIfExists(temporary);
-        return Files.createFile(temporary);
+        try {
+            return Files.createFile(temporary);
+        } catch (FileSystemException e) {
+            // Those with a class of their own say what is wrong; this one is a full disk.
+            throw e.getClass() == FileSystemException.class ? Channels.failure(file, e) : e;
+        }
     }
 
     /** Renames a finished temporary file to its final name. */

@@ -58,7 +58,7 @@ public final class SafetensorsWriter implements Closeable {
         FileChannel opened = null;
         try {
             opened = FileChannel.open(temporary, StandardOpenOption.WRITE);
-            Channels.writeFully(opened, encodeHeader(plan, builder.metadata));
+            Channels.writeFully(file, opened, encodeHeader(plan, builder.metadata));
         } catch (IOException | RuntimeException e) {
             if (opened != null) {
                 opened.close();
@@ -87,7 +87,7 @@ public final class SafetensorsWriter implements Closeable {
      * @throws IllegalArgumentException if the tensor is neither F32, F16 nor BF16, or the piece is
      *     longer than what the tensor still lacks
      * @throws IllegalStateException if it is another tensor's turn
-     * @throws IOException if writing fails
+     * @throws IOException if writing fails, naming the file
      */
     public void writeF32(String name, FloatBuffer piece) throws IOException {
         if (!piece.hasRemaining()) {
@@ -155,7 +155,7 @@ public final class SafetensorsWriter implements Closeable {
                             + " bytes written");
         }
         if (channel.isOpen()) {
-            channel.force(true);
+            Channels.force(file, channel);
             channel.close();
         }
     }
@@ -206,7 +206,7 @@ public final class SafetensorsWriter implements Closeable {
 
     private void append(TensorInfo info, ByteBuffer bytes) throws IOException {
         written += bytes.remaining();
-        Channels.writeFully(channel, bytes);
+        Channels.writeFully(file, channel, bytes);
         if (written == info.byteSize()) {
             current++;
             written = 0;

@@ -9,18 +9,8 @@ import org.djlmoe.routing.MaskedWeights;
  */
 public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
 
-    int steps;
-    double softShare = 1;
-    int rank = 16;
-    double alpha = 32;
-    double learningRate = 1e-3;
-    MaskedWeights weights = MaskedWeights.ALL;
-    boolean halfExperts;
-    long seed;
-
-    AdaptationOptions(int steps) {
-        this.steps = steps;
-    }
+    /** What is set so far. */
+    abstract AdaptationValues values();
 
     abstract B self();
 
@@ -32,8 +22,8 @@ public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
      * @return this builder
      */
     public B optAdapters(int r, double a) {
-        rank = r;
-        alpha = a;
+        values().rank = r;
+        values().alpha = a;
         return self();
     }
 
@@ -45,7 +35,7 @@ public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
      * @return this builder
      */
     public B optLearningRate(double value) {
-        learningRate = value;
+        values().learningRate = value;
         return self();
     }
 
@@ -56,7 +46,7 @@ public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
      * @return this builder
      */
     public B optWeights(MaskedWeights value) {
-        weights = value;
+        values().weights = value;
         return self();
     }
 
@@ -70,7 +60,7 @@ public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
      * @return this builder
      */
     public B optHalfExperts(boolean value) {
-        halfExperts = value;
+        values().halfExperts = value;
         return self();
     }
 
@@ -81,25 +71,7 @@ public abstract class AdaptationOptions<B extends AdaptationOptions<B>> {
      * @return this builder
      */
     public B optSeed(long value) {
-        seed = value;
+        values().seed = value;
         return self();
-    }
-
-    void checkAdaptation() {
-        Checks.require(steps >= 1, "steps is %d: set 1 or more", steps);
-        Checks.require(
-                learningRate > 0 && Double.isFinite(learningRate),
-                "learningRate is %s: it must be finite and above 0",
-                learningRate);
-        Checks.require(
-                softShare >= 0 && softShare <= 1,
-                "softShare is %s: it must be from 0 to 1",
-                softShare);
-        Checks.require(rank >= 1, "The adapters' rank is %d: set 1 or more", rank);
-        Checks.require(
-                alpha > 0 && Double.isFinite(alpha),
-                "The adapters' alpha is %s: it must be finite and above 0",
-                alpha);
-        Checks.require(weights != null, "weights is null: name one of MaskedWeights");
     }
 }

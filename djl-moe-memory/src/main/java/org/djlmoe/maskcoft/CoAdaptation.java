@@ -15,7 +15,6 @@ import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
 import org.djlmoe.optimizer.WarmupCosineTracker;
 import org.djlmoe.routing.ExpertMask;
-import org.djlmoe.routing.MaskedWeights;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
@@ -38,34 +37,20 @@ public final class CoAdaptation {
 
     private final LanguageModel model;
     private final PackedBatches batches;
-    private final int steps;
+    private final AdaptationValues values;
     private final ExpertMask mask;
     private final SelectionPrior softPrior;
-    private final double softShare;
     private final List<Double> logitRanges;
     private final boolean trainRouters;
-    private final int rank;
-    private final double alpha;
-    private final double learningRate;
-    private final MaskedWeights weights;
-    private final boolean halfExperts;
-    private final long seed;
 
     private CoAdaptation(Builder builder) {
         model = builder.model;
         batches = builder.batches;
-        steps = builder.steps;
+        values = builder.values.copy();
         mask = builder.mask;
         softPrior = builder.softPrior;
-        softShare = builder.softShare;
         logitRanges = builder.logitRanges;
         trainRouters = builder.trainRouters;
-        rank = builder.rank;
-        alpha = builder.alpha;
-        learningRate = builder.learningRate;
-        weights = builder.weights;
-        halfExperts = builder.halfExperts;
-        seed = builder.seed;
     }
 
     /**
@@ -89,15 +74,15 @@ public final class CoAdaptation {
      * @throws IllegalStateException if the experts have adapters already
      */
     public float[] run(StageListener listener) {
-        Engine.getEngine("PyTorch").setRandomSeed((int) seed);
+        Engine.getEngine("PyTorch").setRandomSeed((int) values.seed);
         List<Experts> attached = new ArrayList<>();
         boolean done = false;
         try {
-            if (halfExperts) {
+            if (values.halfExperts) {
                 model.narrowExperts();
             }
             for (MoeBlock layer : model.decoder().moeBlocks()) {
-                LoraExperts adapters = layer.experts().attachAdapters(rank, alpha);
+                LoraExperts adapters = layer.experts().attachAdapters(values.rank, values.alpha);
                 attached.add(layer.experts());
                 adapters.initialize(model.manager(), DataType.FLOAT32, new Shape(1));
             }
@@ -112,13 +97,14 @@ public final class CoAdaptation {
     }
 
     private float[] train(StageListener listener) {
+        int steps = values.steps;
         Predicate<String> adapter = path -> path.contains(".lora_");
         model.train(trainRouters ? adapter.or(path -> path.endsWith("mlp.gate.weight")) : adapter);
         OffloadStreamAdamW optimizer =
                 OffloadStreamAdamW.builder()
                         .setLearningRateTracker(
                                 WarmupCosineTracker.builder()
-                                        .setPeak(learningRate)
+                                        .setPeak(values.learningRate)
                                         .setUpdates(steps)
                                         .optWarmup(steps / 20)
                                         .build())
@@ -126,13 +112,14 @@ public final class CoAdaptation {
                         .optClipNorm(1)
                         .build();
         float[] losses = new float[steps];
-        int softFrom = softPrior == null ? steps : (int) Math.round(steps * (1 - softShare));
-        try (LanguageModelTrainer trainer = new LanguageModelTrainer(model, optimizer, seed)) {
+        int softFrom = softPrior == null ? steps : (int) Math.round(steps * (1 - values.softShare));
+        try (LanguageModelTrainer trainer =
+                new LanguageModelTrainer(model, optimizer, values.seed)) {
             for (int step = 0; step < steps; step++) {
                 if (mask != null && (step == 0 || step == softFrom)) {
                     SelectionPrior prior = step == softFrom ? softPrior : SelectionPrior.hardMask();
                     new ExpertPrior(mask, SelectionPrior.hardMask())
-                            .withWeights(weights)
+                            .withWeights(values.weights)
                             .withLogitRanges(
                                     logitRanges == null
                                             ? Collections.nCopies(
@@ -162,8 +149,19 @@ public final class CoAdaptation {
         private List<Double> logitRanges;
         private boolean trainRouters = true;
 
-        Builder() {
-            super(0);
+        private AdaptationValues values = new AdaptationValues(0);
+
+        Builder() {}
+
+        @Override
+        AdaptationValues values() {
+            return values;
+        }
+
+        /** Takes over the options of the whole recipe. */
+        Builder optValues(AdaptationValues from) {
+            values = from.copy();
+            return this;
         }
 
         @Override
@@ -200,7 +198,7 @@ public final class CoAdaptation {
          * @return this builder
          */
         public Builder setSteps(int value) {
-            steps = value;
+            values.steps = value;
             return this;
         }
 
@@ -224,7 +222,7 @@ public final class CoAdaptation {
          */
         public Builder optSoftPrior(SelectionPrior prior, double share) {
             softPrior = prior;
-            softShare = share;
+            values.softShare = share;
             return this;
         }
 
@@ -260,7 +258,7 @@ public final class CoAdaptation {
         public CoAdaptation build() {
             Checks.require(
                     model != null && batches != null, "CoAdaptation needs a model and batches");
-            checkAdaptation();
+            values.check();
             Checks.require(
                     softPrior == null || mask != null, "A soft prior needs a mask: call optMask");
             return new CoAdaptation(this);

@@ -65,6 +65,17 @@ public record MaskBudget(int floor, int shared) {
     }
 
     /**
+     * Returns how many experts a mask of this budget can drop in one layer.
+     *
+     * @param layers the number of MoE layers
+     * @param experts experts a layer
+     * @return the most that any layer can be without, 0 if all experts are kept
+     */
+    public int mostDropped(int layers, int experts) {
+        return Math.min(experts - floor, layers * experts - total(layers));
+    }
+
+    /**
      * Keeps the highest scores; of equal ones the lower id, then the lower layer.
      *
      * @param scores [layers, experts]

@@ -170,15 +170,10 @@ public final class MaskCoFT {
                 CoAdaptation.builder()
                         .setModel(model)
                         .setBatches(batches)
-                        .setSteps(settings.steps())
+                        .optValues(settings.values())
                         .optMask(mask)
                         .optSoftPrior(settings.prior(settings.softBeta()), settings.softShare())
-                        .optAdapters(settings.rank(), settings.alpha())
-                        .optLearningRate(settings.learningRate())
-                        .optWeights(settings.weights())
-                        .optHalfExperts(settings.halfExperts())
                         .optLogitRanges(ranges())
-                        .optSeed(settings.seed())
                         .build()
                         .run(
                                 (step, steps, tokens, loss) ->

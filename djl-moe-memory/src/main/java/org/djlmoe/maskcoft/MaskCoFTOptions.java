@@ -12,24 +12,13 @@ import org.djlmoe.routing.SelectionPrior;
  */
 public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends AdaptationOptions<B> {
 
-    Integer kept;
-    Integer keptTotal;
-    MaskEstimator estimator = MaskEstimator.plackettLuce();
-    int maskSteps = 60;
-    int maskSamples = 6;
-    double maskLearningRate = 0.1;
-    double temperature = 1;
-    double loadWeight;
-    double softBeta = 1.5;
-    int protectedTop;
-    Integer cacheSize;
-    EvictionPolicy.Type policy = EvictionPolicy.Type.LFU_LIFETIME;
-    double perplexityLimit = Double.NaN;
-    List<Double> betas = List.of(0.5, 1.0, 1.25, 1.5, 2.0, 4.0);
-    SelectionPrior.Form form = SelectionPrior.Form.ADDITIVE;
+    private MaskCoFTValues values = new MaskCoFTValues();
 
-    MaskCoFTOptions() {
-        super(200);
+    MaskCoFTOptions() {}
+
+    @Override
+    MaskCoFTValues values() {
+        return values;
     }
 
     /**
@@ -39,29 +28,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optSettings(MaskCoFTSettings settings) {
-        steps = settings.steps();
-        softShare = settings.softShare();
-        rank = settings.rank();
-        alpha = settings.alpha();
-        learningRate = settings.learningRate();
-        weights = settings.weights();
-        halfExperts = settings.halfExperts();
-        seed = settings.seed();
-        kept = settings.kept();
-        keptTotal = settings.keptTotal();
-        estimator = settings.estimator();
-        maskSteps = settings.maskSteps();
-        maskSamples = settings.maskSamples();
-        maskLearningRate = settings.maskLearningRate();
-        temperature = settings.temperature();
-        loadWeight = settings.loadWeight();
-        softBeta = settings.softBeta();
-        protectedTop = settings.protectedTop();
-        cacheSize = settings.cacheSize();
-        policy = settings.policy();
-        perplexityLimit = settings.perplexityLimit();
-        betas = settings.betas();
-        form = settings.form();
+        values = settings.values().copy();
         return self();
     }
 
@@ -72,7 +39,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optKept(int value) {
-        kept = value;
+        values.kept = value;
         return self();
     }
 
@@ -84,7 +51,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optKeptTotal(int value) {
-        keptTotal = value;
+        values.keptTotal = value;
         return self();
     }
 
@@ -95,7 +62,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optEstimator(MaskEstimator value) {
-        estimator = value;
+        values.estimator = value;
         return self();
     }
 
@@ -107,7 +74,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optMaskSteps(int value) {
-        maskSteps = value;
+        values.maskSteps = value;
         return self();
     }
 
@@ -118,7 +85,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optMaskSamples(int value) {
-        maskSamples = value;
+        values.maskSamples = value;
         return self();
     }
 
@@ -129,7 +96,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optMaskLearningRate(double value) {
-        maskLearningRate = value;
+        values.maskLearningRate = value;
         return self();
     }
 
@@ -140,7 +107,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optTemperature(double value) {
-        temperature = value;
+        values.temperature = value;
         return self();
     }
 
@@ -152,7 +119,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optLoadWeight(double value) {
-        loadWeight = value;
+        values.loadWeight = value;
         return self();
     }
 
@@ -164,7 +131,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optProtectedTop(int value) {
-        protectedTop = value;
+        values.protectedTop = value;
         return self();
     }
 
@@ -175,7 +142,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optSoftBeta(double value) {
-        softBeta = value;
+        values.softBeta = value;
         return self();
     }
 
@@ -187,7 +154,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optSoftShare(double value) {
-        softShare = value;
+        values.softShare = value;
         return self();
     }
 
@@ -198,7 +165,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optSteps(int value) {
-        steps = value;
+        values.steps = value;
         return self();
     }
 
@@ -210,7 +177,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optBetas(List<Double> values) {
-        betas = values;
+        this.values.betas = values;
         return self();
     }
 
@@ -222,7 +189,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optForm(SelectionPrior.Form value) {
-        form = value;
+        values.form = value;
         return self();
     }
 
@@ -234,7 +201,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optCacheSize(int value) {
-        cacheSize = value;
+        values.cacheSize = value;
         return self();
     }
 
@@ -245,7 +212,7 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optPolicy(EvictionPolicy.Type value) {
-        policy = value;
+        values.policy = value;
         return self();
     }
 
@@ -257,60 +224,13 @@ public abstract class MaskCoFTOptions<B extends MaskCoFTOptions<B>> extends Adap
      * @return this builder
      */
     public B optPerplexityLimit(double value) {
-        perplexityLimit = value;
+        values.perplexityLimit = value;
         return self();
     }
 
     /** Checks what can be checked without a model. */
     MaskCoFTSettings settings() {
-        checkAdaptation();
-        Checks.require(
-                kept == null || keptTotal == null,
-                "kept and keptTotal are both given: choose the experts a layer, or those of all");
-        Checks.require(kept == null || kept >= 1, "kept is %d: set topK or more", kept);
-        Checks.require(
-                keptTotal == null || keptTotal >= 1,
-                "keptTotal is %d: set topK or more",
-                keptTotal);
-        Checks.require(estimator != null, "estimator is null: name one of MaskEstimator");
-        Checks.require(maskSteps >= 0, "maskSteps is %d: set 0 or more", maskSteps);
-        Checks.require(
-                maskSamples >= estimator.minSamples(),
-                "maskSamples is %d: the estimator (%s) needs %d masks",
-                maskSamples,
-                estimator,
-                estimator.minSamples());
-        Checks.require(
-                maskLearningRate > 0 && Double.isFinite(maskLearningRate),
-                "maskLearningRate is %s: it must be finite and above 0",
-                maskLearningRate);
-        Checks.require(
-                temperature > 0 && Double.isFinite(temperature),
-                "temperature is %s: it must be finite and above 0",
-                temperature);
-        Checks.require(
-                loadWeight >= 0 && Double.isFinite(loadWeight),
-                "loadWeight is %s: it must be finite and 0 or more",
-                loadWeight);
-        MaskSearch.check(estimator, loadWeight);
-        Checks.require(
-                softBeta >= 0, "softBeta is %s: it must be 0 or above, or infinity", softBeta);
-        Checks.require(protectedTop >= 0, "protectedTop is %d: set 0 or more", protectedTop);
-        Checks.require(
-                cacheSize == null || cacheSize >= 1, "cacheSize is %d: set 1 or more", cacheSize);
-        Checks.require(policy != null, "policy is null: name an eviction policy");
-        Checks.require(
-                !(perplexityLimit <= 0),
-                "perplexityLimit is %s: it must be above 0",
-                perplexityLimit);
-        Checks.require(betas != null && !betas.isEmpty(), "betas is empty: at least one is tried");
-        for (Double beta : betas) {
-            Checks.require(
-                    beta != null && beta >= 0,
-                    "betas has %s: each must be 0 or above, or infinity",
-                    beta);
-        }
-        Checks.require(form != null, "form is null: name one of SelectionPrior.Form");
-        return new MaskCoFTSettings(this);
+        values.check();
+        return new MaskCoFTSettings(values.copy());
     }
 }

@@ -1,5 +1,6 @@
 package org.djlmoe.maskcoft;
 
+import java.util.Collections;
 import java.util.List;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.routing.MaskedWeights;
@@ -11,54 +12,15 @@ import org.djlmoe.routing.SelectionPrior;
  */
 public final class MaskCoFTSettings {
 
-    private final int steps;
-    private final double softShare;
-    private final int rank;
-    private final double alpha;
-    private final double learningRate;
-    private final MaskedWeights weights;
-    private final boolean halfExperts;
-    private final long seed;
-    private final Integer kept;
-    private final Integer keptTotal;
-    private final MaskEstimator estimator;
-    private final int maskSteps;
-    private final int maskSamples;
-    private final double maskLearningRate;
-    private final double temperature;
-    private final double loadWeight;
-    private final double softBeta;
-    private final int protectedTop;
-    private final Integer cacheSize;
-    private final EvictionPolicy.Type policy;
-    private final double perplexityLimit;
-    private final List<Double> betas;
-    private final SelectionPrior.Form form;
+    private final MaskCoFTValues values;
 
-    MaskCoFTSettings(MaskCoFTOptions<?> options) {
-        steps = options.steps;
-        softShare = options.softShare;
-        rank = options.rank;
-        alpha = options.alpha;
-        learningRate = options.learningRate;
-        weights = options.weights;
-        halfExperts = options.halfExperts;
-        seed = options.seed;
-        kept = options.kept;
-        keptTotal = options.keptTotal;
-        estimator = options.estimator;
-        maskSteps = options.maskSteps;
-        maskSamples = options.maskSamples;
-        maskLearningRate = options.maskLearningRate;
-        temperature = options.temperature;
-        loadWeight = options.loadWeight;
-        softBeta = options.softBeta;
-        protectedTop = options.protectedTop;
-        cacheSize = options.cacheSize;
-        policy = options.policy;
-        perplexityLimit = options.perplexityLimit;
-        betas = List.copyOf(options.betas);
-        form = options.form;
+    /** Keeps what nobody else may change. */
+    MaskCoFTSettings(MaskCoFTValues values) {
+        this.values = values;
+    }
+
+    MaskCoFTValues values() {
+        return values;
     }
 
     /**
@@ -82,12 +44,14 @@ public final class MaskCoFTSettings {
      */
     public MaskBudget budget(int layers, int experts, int topK) {
         MaskBudget budget;
-        if (keptTotal != null) {
-            budget = MaskBudget.total(keptTotal, layers, topK);
+        if (values.keptTotal != null) {
+            budget = MaskBudget.total(values.keptTotal, layers, topK);
         } else {
             budget =
                     MaskBudget.perLayer(
-                            kept == null ? Math.max(topK, (3 * experts + 2) / 4) : kept);
+                            values.kept == null
+                                    ? Math.max(topK, (3 * experts + 2) / 4)
+                                    : values.kept);
         }
         budget.check(layers, topK, experts);
         return budget;
@@ -95,7 +59,7 @@ public final class MaskCoFTSettings {
 
     /** The cache size in a model. */
     int cacheSize(int experts, int topK) {
-        int size = cacheSize == null ? Math.max(topK, experts / 2) : cacheSize;
+        int size = values.cacheSize == null ? Math.max(topK, experts / 2) : values.cacheSize;
         Checks.require(
                 size >= topK,
                 "cacheSize is %d: a token uses topK = %d experts of a layer at once",
@@ -110,12 +74,12 @@ public final class MaskCoFTSettings {
             return SelectionPrior.hardMask();
         }
         SelectionPrior prior =
-                switch (form) {
+                switch (values.form) {
                     case ADDITIVE -> SelectionPrior.additive(beta);
                     case SCALED -> SelectionPrior.scaled(beta, 1);
                     case PROBABILITY -> SelectionPrior.probability(beta);
                 };
-        return prior.withProtectedTop(protectedTop);
+        return prior.withProtectedTop(values.protectedTop);
     }
 
     /**
@@ -124,7 +88,7 @@ public final class MaskCoFTSettings {
      * @return updates of stage 2
      */
     public int steps() {
-        return steps;
+        return values.steps;
     }
 
     /**
@@ -133,7 +97,7 @@ public final class MaskCoFTSettings {
      * @return 0 to 1
      */
     public double softShare() {
-        return softShare;
+        return values.softShare;
     }
 
     /**
@@ -142,7 +106,7 @@ public final class MaskCoFTSettings {
      * @return r
      */
     public int rank() {
-        return rank;
+        return values.rank;
     }
 
     /**
@@ -151,7 +115,7 @@ public final class MaskCoFTSettings {
      * @return alpha
      */
     public double alpha() {
-        return alpha;
+        return values.alpha;
     }
 
     /**
@@ -160,7 +124,7 @@ public final class MaskCoFTSettings {
      * @return the rate
      */
     public double learningRate() {
-        return learningRate;
+        return values.learningRate;
     }
 
     /**
@@ -169,7 +133,7 @@ public final class MaskCoFTSettings {
      * @return the rule
      */
     public MaskedWeights weights() {
-        return weights;
+        return values.weights;
     }
 
     /**
@@ -178,7 +142,7 @@ public final class MaskCoFTSettings {
      * @return true if they are
      */
     public boolean halfExperts() {
-        return halfExperts;
+        return values.halfExperts;
     }
 
     /**
@@ -187,7 +151,7 @@ public final class MaskCoFTSettings {
      * @return the seed
      */
     public long seed() {
-        return seed;
+        return values.seed;
     }
 
     /**
@@ -196,7 +160,7 @@ public final class MaskCoFTSettings {
      * @return the estimator
      */
     public MaskEstimator estimator() {
-        return estimator;
+        return values.estimator;
     }
 
     /**
@@ -205,7 +169,7 @@ public final class MaskCoFTSettings {
      * @return steps of stage 1
      */
     public int maskSteps() {
-        return maskSteps;
+        return values.maskSteps;
     }
 
     /**
@@ -214,7 +178,7 @@ public final class MaskCoFTSettings {
      * @return M
      */
     public int maskSamples() {
-        return maskSamples;
+        return values.maskSamples;
     }
 
     /**
@@ -223,7 +187,7 @@ public final class MaskCoFTSettings {
      * @return the rate
      */
     public double maskLearningRate() {
-        return maskLearningRate;
+        return values.maskLearningRate;
     }
 
     /**
@@ -232,7 +196,7 @@ public final class MaskCoFTSettings {
      * @return tau
      */
     public double temperature() {
-        return temperature;
+        return values.temperature;
     }
 
     /**
@@ -241,7 +205,7 @@ public final class MaskCoFTSettings {
      * @return lambda
      */
     public double loadWeight() {
-        return loadWeight;
+        return values.loadWeight;
     }
 
     /**
@@ -250,7 +214,7 @@ public final class MaskCoFTSettings {
      * @return J
      */
     public int protectedTop() {
-        return protectedTop;
+        return values.protectedTop;
     }
 
     /**
@@ -259,7 +223,7 @@ public final class MaskCoFTSettings {
      * @return the strength
      */
     public double softBeta() {
-        return softBeta;
+        return values.softBeta;
     }
 
     /**
@@ -268,7 +232,7 @@ public final class MaskCoFTSettings {
      * @return the policy
      */
     public EvictionPolicy.Type policy() {
-        return policy;
+        return values.policy;
     }
 
     /**
@@ -277,7 +241,7 @@ public final class MaskCoFTSettings {
      * @return the limit, NaN for 1.01 times the lowest
      */
     public double perplexityLimit() {
-        return perplexityLimit;
+        return values.perplexityLimit;
     }
 
     /**
@@ -286,7 +250,7 @@ public final class MaskCoFTSettings {
      * @return at least one
      */
     public List<Double> betas() {
-        return betas;
+        return Collections.unmodifiableList(values.betas);
     }
 
     /**
@@ -295,19 +259,7 @@ public final class MaskCoFTSettings {
      * @return the form
      */
     public SelectionPrior.Form form() {
-        return form;
-    }
-
-    Integer kept() {
-        return kept;
-    }
-
-    Integer keptTotal() {
-        return keptTotal;
-    }
-
-    Integer cacheSize() {
-        return cacheSize;
+        return values.form;
     }
 
     /** Builds {@link MaskCoFTSettings}. */

@@ -77,9 +77,7 @@ final class MoeSegment implements Segment {
         NDArray y = manager.create(x.getShape());
         List<NDArray> weights = weights(x);
         ExpertKernels.Selection selection = block.router().selection(manager);
-        try (ExpertScratch scratch =
-                ExpertScratch.forward(
-                        context.manager(), block.chunkRows(tokens), settings.topK(), weights)) {
+        try (ExpertScratch scratch = forwardScratch(context.manager(), x, weights)) {
             Router router = block.router();
             router.refuseSelector(training);
             if (router.selector() == null) {
@@ -240,6 +238,14 @@ final class MoeSegment implements Segment {
                 ? TorchKernels.nothing()
                 : ExpertKernels.routerLossGradients(
                         context.manager(), context.get("sums"), factors[0], factors[1]);
+    }
+
+    /** Over ranks the experts compute elsewhere, and what is left here is to route. */
+    private ExpertScratch forwardScratch(NDManager manager, NDArray x, List<NDArray> weights) {
+        long rows = block.chunkRows(x.getShape().get(0));
+        return dispatched == null
+                ? ExpertScratch.forward(manager, rows, settings.topK(), weights)
+                : ExpertScratch.routing(manager, rows, x.getShape().get(1));
     }
 
     private NDArray logits(NDArray x, List<NDArray> weights, ExpertScratch scratch) {

@@ -11,16 +11,13 @@ import org.djlmoe.model.MoeConfig;
  *
  * <p>Rows and widths are in elements, counts in bytes. Arrays of a few numbers a row or of an
  * expert's size are left out where larger ones stand beside them. Change this together with {@code
- * attention.py}, {@code expert.py}, {@code norm.py} and {@code vocab.py}.
+ * attention.py}, {@code expert.py}, {@code mask.py}, {@code norm.py} and {@code vocab.py}.
  */
 final class KernelScratch {
 
     private static final long F32 = 4;
     private static final long BF16 = 2;
     private static final long I64 = 8;
-
-    /** What a rank may receive over the mean before experts are moved: lambda's default. */
-    private static final double SLACK = 1.3;
 
     /** Bytes of index arithmetic for a slot of a received row. */
     private static final long GROUPING = 60;
@@ -327,6 +324,42 @@ final class KernelScratch {
         s.take(6 * logits); // logits, their gradient, softmax, three terms of the losses'
         s.drop(6 * logits);
         s.drop(2 * dalpha + routes + scratch);
+        if (!settings.trainsMask()) {
+            return s.finish();
+        }
+        // What the pass reports of the combine weights stays for the mask's own pass behind it.
+        return dalpha + Math.max(s.finish(), maskBackward(config, settings));
+    }
+
+    // mask.py
+
+    private static long maskBackward(MoeConfig config, PlanSettings settings) {
+        KernelScratch s = new KernelScratch(config, settings);
+        long chosen = settings.tokens() * s.k * F32;
+        s.take(2 * chosen); // dw, w dw
+        s.take(2 * chosen); // the same in F64
+        s.drop(4 * chosen);
+        long extra = Math.min(settings.excludedExperts(), s.experts - s.k);
+        if (extra == 0) {
+            return s.finish();
+        }
+        long block = s.block(settings);
+        long scratch = s.scratch(block, true);
+        long excluded = settings.tokens() * extra;
+        s.take(excluded * (I64 + F32)); // best, w
+        long logits = block * s.experts * F32;
+        s.take(2 * logits); // the same without what is kept
+        s.take(3 * logits); // sorted values, order
+        s.drop(5 * logits);
+        s.take(5 * excluded * I64); // flat, sorted values and order, and the sort's own copies
+        s.drop(4 * excluded * I64);
+        s.take(excluded * (I64 + F32)); // token, grouped
+        s.drop(excluded * I64);
+        s.take(excluded * F32); // dw
+        s.drop(excluded * (I64 + F32)); // order, grouped
+        s.take(excluded * F32); // w dw
+        s.take(excluded * 2 * F32); // the same in F64
+        s.drop(excluded * (I64 + 5 * F32) + scratch);
         return s.finish();
     }
 
@@ -345,11 +378,15 @@ final class KernelScratch {
         long k = config.topK();
         long c = settings.chunk();
         long chunks = PlanSettings.ceil(settings.tokens(), c);
-        long routes = (long) Math.ceil(SLACK * settings.tokens() * k);
-        long received =
-                Math.min(
-                        ranks * c,
-                        chunks == 1 ? routes : ChunkSchedule.bound(routes, (int) chunks));
+        long received = ranks * c;
+        if (settings.spreadsRoutes()) {
+            double slack = Math.max(settings.alpha(), settings.lambda());
+            long routes = (long) Math.ceil(slack * settings.tokens() * k);
+            received =
+                    Math.min(
+                            received,
+                            chunks == 1 ? routes : ChunkSchedule.bound(routes, (int) chunks));
+        }
         long sent = c * Math.min(k, ranks - 1);
         long packed = h + 2 * k;
         // Of a single chunk's buffers, some are used again for its results.
@@ -374,18 +411,28 @@ final class KernelScratch {
         return GROUPING * config.topK() * settings.ranks() * settings.chunk();
     }
 
-    /** Weights of experts that other ranks lend, as many as the rank's own; their gradients. */
+    /** Weights of experts that other ranks lend, as many as a rank may hold; their gradients. */
     static long lentExperts(MoeConfig config, PlanSettings settings, boolean backward) {
-        if (settings.ranks() == 1) {
+        long foreign = lent(config, settings);
+        if (foreign == 0) {
             return 0;
         }
-        long foreign = PlanSettings.ceil(config.numExperts(), settings.ranks());
         long expert = 3L * config.hiddenSize() * config.intermediateSize();
         long gradients =
                 backward && settings.trained() == PlanSettings.Trained.ALL
                         ? (foreign + 1) * expert * F32
                         : 0;
         return foreign * expert * (settings.frozenHalf() ? BF16 : F32) + gradients;
+    }
+
+    /** How many experts other ranks may lend to one. */
+    static long lent(MoeConfig config, PlanSettings settings) {
+        if (!settings.spreadsRoutes()) {
+            return 0;
+        }
+        long most = config.numExperts() - config.numExperts() / settings.ranks();
+        long share = PlanSettings.ceil(config.numExperts(), settings.ranks());
+        return Math.min(most, Math.max(settings.maxForeign(), share));
     }
 
     /** The normed rows, which travel. */

@@ -27,8 +27,8 @@ import org.djlmoe.model.MoeConfig;
  * measured allowance for its holes, the one line that is no count of tensors. The plan's bound is
  * hard with an allocator that returns memory.
  *
- * <p>Over several ranks the plan is that of one rank, of the experts' dispatch alone: embedding and
- * vocabulary projection lie whole on each.
+ * <p>Over several ranks the plan is that of one rank, of the experts' dispatch alone, in its
+ * default mode: embedding and vocabulary projection lie whole on each.
  *
  * <p>When not to use it: for gradients collected without a tape, which are not bounded; for
  * boundaries that are offloaded.
@@ -239,6 +239,11 @@ public final class MemoryPlan {
         run.put("trained", settings.trained().name());
         run.put("loraRank", settings.loraRank());
         run.put("ranks", settings.ranks());
+        run.put("alpha", settings.alpha());
+        run.put("lambda", number(settings.lambda()));
+        run.put("maxForeign", settings.maxForeign());
+        run.put("trainsMask", settings.trainsMask());
+        run.put("excludedExperts", settings.excludedExperts());
         run.put("sharedWidth", settings.sharedWidth());
         run.put("frozenHalf", settings.frozenHalf());
         run.put("stateTier", settings.stateTier().name());
@@ -267,6 +272,11 @@ public final class MemoryPlan {
         return map;
     }
 
+    /** JSON has no infinity. */
+    private static Object number(double value) {
+        return Double.isInfinite(value) ? "infinity" : (Object) value;
+    }
+
     /** Draws the plan as a table in MB of 2^20 bytes. */
     @Override
     public String toString() {
@@ -281,6 +291,25 @@ public final class MemoryPlan {
                         settings.sequence(),
                         settings.chunk(),
                         Math.min(settings.vocabBlockTokens(), settings.tokens())));
+        if (settings.ranks() > 1) {
+            out.append(
+                    String.format(
+                            Locale.ROOT,
+                            "One of %d ranks, automatic dispatch, alpha %s, lambda %s: at most %d"
+                                    + " experts lent%n",
+                            settings.ranks(),
+                            settings.alpha(),
+                            number(settings.lambda()),
+                            KernelScratch.lent(config, settings)));
+        }
+        if (settings.trainsMask()) {
+            out.append(
+                    String.format(
+                            Locale.ROOT,
+                            "An expert mask is learnt straight through, %d dropped experts a token"
+                                    + " run along%n",
+                            settings.excludedExperts()));
+        }
         String row = "%-28s %9s %9s %10s  %s%n";
         out.append(String.format(row, "", "most", "at peak", "unbounded", ""));
         for (Component component : components) {
@@ -566,7 +595,8 @@ public final class MemoryPlan {
                             + KernelScratch.dispatchGrouping(config, settings));
             moePhases(
                     "lent experts",
-                    "as many as a rank has, 3 x H x I each, and backward their gradients",
+                    KernelScratch.lent(config, settings)
+                            + " at most, 3 x H x I each, and backward their gradients",
                     0,
                     KernelScratch.lentExperts(config, settings, false),
                     KernelScratch.lentExperts(config, settings, true));

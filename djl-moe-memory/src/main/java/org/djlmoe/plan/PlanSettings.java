@@ -11,6 +11,11 @@ import java.util.Objects;
  * @param trained which parameters train
  * @param loraRank r, rank of the experts' adapters; 0 for none
  * @param ranks P, processes that the experts of a layer are spread over; 1 for one that has all
+ * @param alpha how far a rank may be above the mean once routes are spread, at least 1
+ * @param lambda the imbalance from which routes are spread, at least 0; infinity for never
+ * @param maxForeign F, how many foreign experts a rank may hold; 0 for as many as it has
+ * @param trainsMask whether an expert mask is learnt straight through
+ * @param excludedExperts X, dropped experts a token that run along for the mask's gradient
  * @param sharedWidth S, width of the shared experts; 0 for none
  * @param sharedGate whether the shared experts have a gate
  * @param frozenHalf whether the frozen experts are BF16; all else is F32
@@ -29,6 +34,11 @@ public record PlanSettings(
         Trained trained,
         int loraRank,
         int ranks,
+        double alpha,
+        double lambda,
+        int maxForeign,
+        boolean trainsMask,
+        int excludedExperts,
         int sharedWidth,
         boolean sharedGate,
         boolean frozenHalf,
@@ -83,6 +93,23 @@ public record PlanSettings(
             throw new IllegalArgumentException(
                     "Experts with adapters cannot be dispatched over ranks: plan for one rank");
         }
+        if (!(alpha >= 1 && alpha < Double.POSITIVE_INFINITY)) {
+            throw new IllegalArgumentException("alpha must be 1 or more and finite, not " + alpha);
+        }
+        if (!(lambda >= 0)) {
+            throw new IllegalArgumentException("lambda must be 0 or more, not " + lambda);
+        }
+        if (maxForeign < 0) {
+            throw new IllegalArgumentException("maxForeign must not be negative: " + maxForeign);
+        }
+        if (excludedExperts < 0) {
+            throw new IllegalArgumentException(
+                    "excludedExperts must not be negative: " + excludedExperts);
+        }
+        if (trainsMask && (ranks > 1 || evaluation)) {
+            throw new IllegalArgumentException(
+                    "A mask is learnt in training, in one process: plan for one rank");
+        }
         Objects.requireNonNull(trained, "trained");
         Objects.requireNonNull(stateTier, "stateTier");
         Objects.requireNonNull(allocator, "allocator");
@@ -130,6 +157,11 @@ public record PlanSettings(
         return ceil(tokens(), chunks);
     }
 
+    /** Whether ranks compute for one another. */
+    boolean spreadsRoutes() {
+        return ranks > 1 && lambda < Double.POSITIVE_INFINITY;
+    }
+
     static long ceil(long a, long b) {
         return (a + b - 1) / b;
     }
@@ -161,6 +193,11 @@ public record PlanSettings(
         private Trained trained = Trained.ALL;
         private int loraRank;
         private int ranks = 1;
+        private double alpha = 1.0;
+        private double lambda = 1.3;
+        private int maxForeign;
+        private boolean trainsMask;
+        private int excludedExperts;
         private int sharedWidth;
         private boolean sharedGate;
         private boolean frozenHalf;
@@ -180,6 +217,11 @@ public record PlanSettings(
             trained = from.trained;
             loraRank = from.loraRank;
             ranks = from.ranks;
+            alpha = from.alpha;
+            lambda = from.lambda;
+            maxForeign = from.maxForeign;
+            trainsMask = from.trainsMask;
+            excludedExperts = from.excludedExperts;
             sharedWidth = from.sharedWidth;
             sharedGate = from.sharedGate;
             frozenHalf = from.frozenHalf;
@@ -238,14 +280,70 @@ public record PlanSettings(
         }
 
         /**
-         * Spreads the experts of a layer over ranks, each of which has a batch of this size, with
-         * the planner of {@code PipelinedDispatch} as it is by default. Default: 1, no exchange.
+         * Spreads the experts of a layer over ranks, each of which has a batch of this size, by a
+         * {@code PipelinedDispatch} in its default mode; give its planner's settings here too.
+         * Default: 1, no exchange.
          *
          * @param number P, at most the number of experts
          * @return this builder
          */
         public Builder optRanks(int number) {
             ranks = number;
+            return this;
+        }
+
+        /**
+         * Sets how far a rank may be above the mean once routes are spread. Default: 1, as in
+         * {@code PipelinedDispatch}.
+         *
+         * @param value at least 1
+         * @return this builder
+         */
+        public Builder optAlpha(double value) {
+            alpha = value;
+            return this;
+        }
+
+        /**
+         * Sets the imbalance from which routes are spread. Default: 1.3, as in {@code
+         * PipelinedDispatch}. Without spreading a rank may get every row of all, and no expert is
+         * lent.
+         *
+         * @param value at least 0; infinity for never
+         * @return this builder
+         */
+        public Builder optLambda(double value) {
+            lambda = value;
+            return this;
+        }
+
+        /**
+         * Sets how many foreign experts a rank may hold. Default: ceil(E / P), as in {@code
+         * PipelinedDispatch}, whose planner exceeds a smaller number up to that.
+         *
+         * @param value F, at least 1
+         * @return this builder
+         */
+        public Builder optMaxForeign(int value) {
+            if (value < 1) {
+                throw new IllegalArgumentException("maxForeign must be positive, not " + value);
+            }
+            maxForeign = value;
+            return this;
+        }
+
+        /**
+         * Plans for an expert mask that is learnt straight through, beside whatever else trains.
+         * Default: none. One that is learnt from forward losses alone takes no more than an
+         * evaluation.
+         *
+         * @param excluded X, dropped experts a token that run along ({@code
+         *     MaskEstimator.excludedExperts}); 0 for none
+         * @return this builder
+         */
+        public Builder optMask(int excluded) {
+            trainsMask = true;
+            excludedExperts = excluded;
             return this;
         }
 
@@ -355,6 +453,11 @@ public record PlanSettings(
                     trained,
                     loraRank,
                     ranks,
+                    alpha,
+                    lambda,
+                    maxForeign,
+                    trainsMask,
+                    excludedExperts,
                     sharedWidth,
                     sharedGate,
                     frozenHalf,

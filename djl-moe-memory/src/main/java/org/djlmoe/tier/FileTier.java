@@ -133,7 +133,11 @@ public final class FileTier implements SlotTier {
             }
             return slot;
         } catch (IOException e) {
-            throw new UncheckedIOException("Cannot make a file in " + directory, e);
+            throw new UncheckedIOException(
+                    "Cannot make a file in "
+                            + directory
+                            + ": free room there or name another directory",
+                    e);
         }
     }
 

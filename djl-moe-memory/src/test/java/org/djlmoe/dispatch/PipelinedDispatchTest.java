@@ -25,6 +25,7 @@ import org.djlmoe.kernel.ExpertScratch;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.parallel.InProcessGroup;
 import org.djlmoe.parallel.ProcessGroupException;
+import org.djlmoe.parallel.Ranks;
 import org.djlmoe.parallel.SoloGroup;
 import org.djlmoe.reference.NaiveExperts;
 import org.djlmoe.reference.Numbers;
@@ -364,36 +365,32 @@ class PipelinedDispatchTest {
             RuntimeException cause = new ArithmeticException("chunk " + at);
             AtomicInteger learned = new AtomicInteger();
             ProcessGroupException e =
-                    assertThrows(
-                            ProcessGroupException.class,
-                            () ->
-                                    InProcessGroup.run(
-                                            3,
-                                            group -> {
-                                                AtomicInteger n = new AtomicInteger();
-                                                PipelinedDispatch dispatch =
-                                                        PipelinedDispatch.builder()
-                                                                .setGroup(group)
-                                                                .setExperts(8)
-                                                                .optChunkTokens(4)
-                                                                .optObserver(
-                                                                        i -> {
-                                                                            if (group.rank() == 1
-                                                                                    && n
-                                                                                                    .getAndIncrement()
-                                                                                            == fails) {
-                                                                                throw cause;
-                                                                            }
-                                                                        })
-                                                                .build();
-                                                try {
-                                                    return layer.onRank(group, dispatch, 1);
-                                                } catch (ProcessGroupException other) {
-                                                    assertSame(cause, other.getCause());
-                                                    learned.incrementAndGet();
-                                                    throw other;
-                                                }
-                                            }));
+                    Ranks.failure(
+                            3,
+                            group -> {
+                                AtomicInteger n = new AtomicInteger();
+                                PipelinedDispatch dispatch =
+                                        PipelinedDispatch.builder()
+                                                .setGroup(group)
+                                                .setExperts(8)
+                                                .optChunkTokens(4)
+                                                .optObserver(
+                                                        i -> {
+                                                            if (group.rank() == 1
+                                                                    && n.getAndIncrement()
+                                                                            == fails) {
+                                                                throw cause;
+                                                            }
+                                                        })
+                                                .build();
+                                try {
+                                    return layer.onRank(group, dispatch, 1);
+                                } catch (ProcessGroupException other) {
+                                    assertSame(cause, other.getCause());
+                                    learned.incrementAndGet();
+                                    throw other;
+                                }
+                            });
             assertSame(cause, e.getCause());
             assertEquals(2, learned.get());
         }
@@ -403,44 +400,38 @@ class PipelinedDispatchTest {
     void pass_afterAnException_noMemoryStays() {
         DispatchedLayer layer = DispatchedLayer.of(DispatchWorkload.HOT_50_16, 2, 8, 3, 12, 12);
         List<Integer> left = new ArrayList<>();
-        assertThrows(
-                ProcessGroupException.class,
-                () ->
-                        InProcessGroup.run(
-                                2,
-                                group -> {
-                                    int r = group.rank();
-                                    PipelinedDispatch dispatch =
-                                            PipelinedDispatch.builder()
-                                                    .setGroup(group)
-                                                    .setExperts(8)
-                                                    .optChunkTokens(4)
-                                                    .optObserver(
-                                                            i -> {
-                                                                throw new ArithmeticException();
-                                                            })
-                                                    .build();
-                                    try (NDManager manager = NDManager.newBaseManager()) {
-                                        List<NDArray> weights = layer.weights(manager, r);
-                                        NDArray x =
-                                                Numbers.array(
-                                                        manager, layer.x[r], 12, layer.hidden);
-                                        NDArray ids = layer.idArray(manager, r);
-                                        NDArray c = Numbers.array(manager, layer.combine[r], 12, 2);
-                                        NDArray y = manager.zeros(x.getShape());
-                                        DispatchRoute route = dispatch.route(ids);
-                                        int before = manager.getManagedArrays().size();
-                                        try {
-                                            dispatch.forward(route, x, ids, c, weights, 0, y);
-                                        } finally {
-                                            synchronized (left) {
-                                                left.add(
-                                                        manager.getManagedArrays().size() - before);
-                                            }
-                                        }
-                                    }
-                                    return null;
-                                }));
+        Ranks.failure(
+                2,
+                group -> {
+                    int r = group.rank();
+                    PipelinedDispatch dispatch =
+                            PipelinedDispatch.builder()
+                                    .setGroup(group)
+                                    .setExperts(8)
+                                    .optChunkTokens(4)
+                                    .optObserver(
+                                            i -> {
+                                                throw new ArithmeticException();
+                                            })
+                                    .build();
+                    try (NDManager manager = NDManager.newBaseManager()) {
+                        List<NDArray> weights = layer.weights(manager, r);
+                        NDArray x = Numbers.array(manager, layer.x[r], 12, layer.hidden);
+                        NDArray ids = layer.idArray(manager, r);
+                        NDArray c = Numbers.array(manager, layer.combine[r], 12, 2);
+                        NDArray y = manager.zeros(x.getShape());
+                        DispatchRoute route = dispatch.route(ids);
+                        int before = manager.getManagedArrays().size();
+                        try {
+                            dispatch.forward(route, x, ids, c, weights, 0, y);
+                        } finally {
+                            synchronized (left) {
+                                left.add(manager.getManagedArrays().size() - before);
+                            }
+                        }
+                    }
+                    return null;
+                });
         assertEquals(List.of(0, 0), left);
     }
 
@@ -474,24 +465,18 @@ class PipelinedDispatchTest {
     @Test
     void route_settingsDiffer_refusedOnAllRanks() {
         ProcessGroupException e =
-                assertThrows(
-                        ProcessGroupException.class,
-                        () ->
-                                InProcessGroup.run(
-                                        2,
-                                        group -> {
-                                            try (NDManager manager = NDManager.newBaseManager()) {
-                                                return PipelinedDispatch.builder()
-                                                        .setGroup(group)
-                                                        .setExperts(8)
-                                                        .optChunkTokens(4 + group.rank())
-                                                        .build()
-                                                        .route(
-                                                                manager.create(
-                                                                        new long[2],
-                                                                        new Shape(1, 2)));
-                                            }
-                                        }));
+                Ranks.failure(
+                        2,
+                        group -> {
+                            try (NDManager manager = NDManager.newBaseManager()) {
+                                return PipelinedDispatch.builder()
+                                        .setGroup(group)
+                                        .setExperts(8)
+                                        .optChunkTokens(4 + group.rank())
+                                        .build()
+                                        .route(manager.create(new long[2], new Shape(1, 2)));
+                            }
+                        });
         assertTrue(e.getMessage().contains("chunk tokens"), e.getMessage());
     }
 
@@ -499,36 +484,32 @@ class PipelinedDispatchTest {
     void forward_adaptersAcrossRanks_refused() {
         DispatchedLayer layer = DispatchedLayer.of(DispatchWorkload.BALANCED, 2, 8, 3, 5, 5);
         ProcessGroupException e =
-                assertThrows(
-                        ProcessGroupException.class,
-                        () ->
-                                InProcessGroup.run(
-                                        2,
-                                        group -> {
-                                            try (NDManager manager = NDManager.newBaseManager()) {
-                                                PipelinedDispatch dispatch =
-                                                        PipelinedDispatch.builder()
-                                                                .setGroup(group)
-                                                                .setExperts(8)
-                                                                .build();
-                                                NDArray ids = layer.idArray(manager, group.rank());
-                                                List<NDArray> weights =
-                                                        layer.weights(manager, group.rank());
-                                                weights.set(
-                                                        Weights.GATE_UP_A.ordinal(),
-                                                        manager.zeros(new Shape(4, 2, 6)));
-                                                NDArray x = manager.zeros(new Shape(5, 6));
-                                                dispatch.forward(
-                                                        dispatch.route(ids),
-                                                        x,
-                                                        ids,
-                                                        manager.zeros(new Shape(5, 2)),
-                                                        weights,
-                                                        1,
-                                                        x);
-                                            }
-                                            return null;
-                                        }));
+                Ranks.failure(
+                        2,
+                        group -> {
+                            try (NDManager manager = NDManager.newBaseManager()) {
+                                PipelinedDispatch dispatch =
+                                        PipelinedDispatch.builder()
+                                                .setGroup(group)
+                                                .setExperts(8)
+                                                .build();
+                                NDArray ids = layer.idArray(manager, group.rank());
+                                List<NDArray> weights = layer.weights(manager, group.rank());
+                                weights.set(
+                                        Weights.GATE_UP_A.ordinal(),
+                                        manager.zeros(new Shape(4, 2, 6)));
+                                NDArray x = manager.zeros(new Shape(5, 6));
+                                dispatch.forward(
+                                        dispatch.route(ids),
+                                        x,
+                                        ids,
+                                        manager.zeros(new Shape(5, 2)),
+                                        weights,
+                                        1,
+                                        x);
+                            }
+                            return null;
+                        });
         assertTrue(e.getMessage().contains("LoRA"), e.getMessage());
     }
 

@@ -6,6 +6,7 @@ import static org.djlmoe.reference.Numbers.dirtyMemory;
 import static org.djlmoe.reference.Numbers.random;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
 import ai.djl.engine.Engine;
@@ -226,6 +227,43 @@ class ExpertKernelsTest {
                     run.dcombine);
         }
         return run;
+    }
+
+    /** More rows than a block, and a last one that is not full. */
+    @Test
+    void route_scratchOfRoutingAlone_asWithThatOfAForwardPassInLessMemory() {
+        Layer layer = layer(1300, 5, 2, 3, true, true);
+        Run whole = run(layer, 1, Set.of());
+        List<NDArray> weights = new ArrayList<>();
+        for (Weights w : Weights.values()) {
+            double[] numbers = layer.weights.get(w);
+            weights.add(
+                    numbers == null
+                            ? TorchKernels.nothing()
+                            : array(manager, numbers, layer.settings.shape(w)));
+        }
+        NDArray x = array(manager, layer.x, layer.tokens, layer.settings.hidden());
+        NDArray ids = manager.full(whole.ids.getShape(), -1, DataType.INT64);
+        NDArray combine = manager.full(whole.combine.getShape(), Float.NaN);
+        try (ExpertScratch forward = ExpertScratch.forward(manager, layer.tokens, 2, weights);
+                ExpertScratch routing =
+                        ExpertScratch.routing(manager, layer.tokens, layer.settings.hidden())) {
+            assertTrue(routing.bytes() < forward.bytes() / 2);
+            ExpertKernels.route(
+                    x,
+                    0,
+                    1,
+                    weights,
+                    layer.kernelSettings(),
+                    new Selection(TorchKernels.nothing(), false, 0),
+                    TorchKernels.nothing(),
+                    TorchKernels.nothing(),
+                    ids,
+                    combine,
+                    routing);
+        }
+        assertArrayEquals(whole.ids.toLongArray(), ids.toLongArray());
+        assertArrayEquals(whole.combine.toFloatArray(), combine.toFloatArray(), 1e-6f);
     }
 
     private NDArray mask(NaiveMoe.Losses losses) {

@@ -10,31 +10,19 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.Parameter;
-import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
-import ai.djl.training.loss.Loss;
-import ai.djl.training.optimizer.Optimizer;
-import ai.djl.training.tracker.Tracker;
-import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.EnumMap;
 import java.util.HashSet;
-import java.util.List;
-import java.util.Map;
 import java.util.Random;
 import java.util.Set;
-import org.djlmoe.autograd.BoundedTrainer;
 import org.djlmoe.autograd.Gradients;
-import org.djlmoe.kernel.ExpertKernels.Weights;
 import org.djlmoe.reference.NaiveMoe;
 import org.djlmoe.routing.MaskLogits;
 import org.djlmoe.routing.MaskedWeights;
@@ -111,16 +99,7 @@ class MaskGradientTest {
                             .optChunkTokens(chunkTokens)
                             .build();
             block.router().attachMask();
-            model.setBlock(block);
-            DefaultTrainingConfig config =
-                    new DefaultTrainingConfig(Loss.l2Loss())
-                            .optOptimizer(
-                                    Optimizer.adam()
-                                            .optLearningRateTracker(Tracker.fixed(0.01f))
-                                            .build())
-                            .optDevices(new Device[] {Device.cpu()});
-            trainer = bounded ? new BoundedTrainer(model, config) : model.newTrainer(config);
-            trainer.initialize(new Shape(tokens, HIDDEN));
+            trainer = MoeLayers.trainer(model, block, bounded, new Shape(tokens, HIDDEN));
             input = array(trainer.getManager(), x, tokens, HIDDEN);
             input.setRequiresGradient(true);
         }
@@ -146,35 +125,15 @@ class MaskGradientTest {
             }
         }
 
-        Map<Weights, Parameter> parameters() {
-            List<Parameter> all = new ArrayList<>();
-            all.add(block.norm());
-            all.add(block.router().weight());
-            all.addAll(block.experts().weights());
-            all.addAll(block.sharedWeights());
-            Map<Weights, Parameter> named = new EnumMap<>(Weights.class);
-            for (Weights w : Weights.values()) {
-                if (all.get(w.ordinal()) != null) {
-                    named.put(w, all.get(w.ordinal()));
-                }
-            }
-            return named;
-        }
-
         NaiveMoe.Masked reference(int excluded, boolean keptOnly) {
-            Map<Weights, double[]> weights = new EnumMap<>(Weights.class);
-            parameters()
-                    .forEach(
-                            (w, p) -> {
-                                float[] floats = p.getArray().toFloatArray();
-                                double[] numbers = new double[floats.length];
-                                Arrays.setAll(numbers, i -> floats[i]);
-                                weights.put(w, numbers);
-                            });
             NaiveMoe.Settings settings =
                     new NaiveMoe.Settings(HIDDEN, 5, EXPERTS, topK, 0, 1e-5, 0, true, renormalize);
             return NaiveMoe.run(
-                    settings, weights, new NaiveMoe.Mask(KEPT, excluded, keptOnly), x, dy);
+                    settings,
+                    MoeLayers.numbers(block),
+                    new NaiveMoe.Mask(KEPT, excluded, keptOnly),
+                    x,
+                    dy);
         }
 
         @Override
@@ -216,7 +175,7 @@ class MaskGradientTest {
             NaiveMoe.Masked expected = c.reference(excluded, rule == MaskedWeights.KEPT);
             assertClose(expected.result().y(), c.differentiate(), BOUND, "y");
             assertClose(expected.result().dx(), c.input.getGradient(), BOUND, "dx");
-            c.parameters()
+            MoeLayers.parameters(c.block)
                     .forEach(
                             (w, p) ->
                                     assertClose(

@@ -29,6 +29,7 @@ import org.djlmoe.autograd.Tape;
 import org.djlmoe.parallel.InProcessGroup;
 import org.djlmoe.parallel.ProcessGroup;
 import org.djlmoe.parallel.ProcessGroupException;
+import org.djlmoe.parallel.Ranks;
 import org.djlmoe.parallel.SoloGroup;
 import org.djlmoe.routing.MaskLogits;
 import org.junit.jupiter.api.Test;
@@ -64,14 +65,7 @@ class MoeBlockOverRanksTest {
     }
 
     private static List<Parameter> parameters(MoeBlock block) {
-        List<Parameter> all = new ArrayList<>();
-        all.add(block.norm());
-        all.add(block.router().weight());
-        all.add(block.experts().gateUp());
-        all.add(block.experts().down());
-        all.addAll(block.sharedWeights());
-        all.removeIf(p -> p == null);
-        return all;
+        return List.copyOf(MoeLayers.parameters(block).values());
     }
 
     private static boolean isOfExperts(Parameter parameter) {
@@ -259,16 +253,13 @@ class MoeBlockOverRanksTest {
     @Test
     void forward_withoutTape_refusedUnlessGradientModeIsOff() {
         ProcessGroupException e =
-                assertThrows(
-                        ProcessGroupException.class,
-                        () ->
-                                InProcessGroup.run(
-                                        2,
-                                        group -> {
-                                            forward(group, false);
-                                            forward(group, true);
-                                            return null;
-                                        }));
+                Ranks.failure(
+                        2,
+                        group -> {
+                            forward(group, false);
+                            forward(group, true);
+                            return null;
+                        });
         assertTrue(e.getCause().getMessage().contains("BoundedTrainer"), e.getCause()::toString);
     }
 

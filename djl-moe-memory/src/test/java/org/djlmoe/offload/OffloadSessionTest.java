@@ -90,6 +90,15 @@ class OffloadSessionTest {
         return Tape.apply(segment, new NDList(input)).head();
     }
 
+    /** A chain of segments: x to the power of 2^n. */
+    private static NDArray squares(NDArray x, int segments) {
+        NDArray y = x;
+        for (int i = 0; i < segments; i++) {
+            y = apply(new Square(), y);
+        }
+        return y;
+    }
+
     private static boolean evicted(NDArray array) {
         return assertInstanceOf(BoundaryArray.class, array).isEvicted();
     }
@@ -250,7 +259,7 @@ class OffloadSessionTest {
         NDArray x = leaf();
         try (Tape tape = tape()) {
             NDArray y = apply(new Square(), x); // x^2
-            NDArray z = apply(new Square(), apply(new Square(), y)); // x^8
+            NDArray z = squares(y, 2); // x^8
             assertTrue(evicted(y));
             try (GradMode off = GradMode.off()) {
                 y.toFloatArray(); // a read that records nothing must not cost the history
@@ -272,7 +281,7 @@ class OffloadSessionTest {
             NDArray y = apply(new Square(), x);
             NDArray a = apply(new Square(), y);
             NDArray b = apply(new Square(), y);
-            NDArray far = apply(new Square(), apply(new Square(), b)); // y^8
+            NDArray far = squares(b, 2); // y^8
             NDArray c = apply(new Square(), y);
             tape.backward(a.add(far).add(c).sum());
         }
@@ -331,10 +340,7 @@ class OffloadSessionTest {
         for (int depth : new int[] {6, 12}) {
             NDArray x = leaf();
             try (Tape tape = tape()) {
-                NDArray y = x;
-                for (int i = 0; i < depth; i++) {
-                    y = apply(new Square(), y);
-                }
+                NDArray y = squares(x, depth);
                 tape.backward(y.sum());
             }
             // the last output is no boundary; the last boundary need not come back
@@ -349,7 +355,7 @@ class OffloadSessionTest {
     void apply_arraysBelowTheMinimum_stay() {
         NDArray x = leaf();
         try (Tape tape = tape(BYTES + 1)) {
-            NDArray y = apply(new Square(), apply(new Square(), apply(new Square(), x)));
+            NDArray y = squares(x, 3);
             tape.backward(y.sum());
         }
         assertGradient(expectedGradient(3), x);
@@ -362,7 +368,7 @@ class OffloadSessionTest {
         tier.beforeWrite = () -> await(nextRuns, "forward waited for a write");
         NDArray x = leaf();
         try (Tape tape = tape()) {
-            NDArray y = apply(new Square(), apply(new Square(), x)); // its write waits
+            NDArray y = squares(x, 2); // its write waits
             NDArray z = apply(new Square(nextRuns::countDown, () -> {}), y);
             tape.backward(z.sum());
         }
@@ -415,9 +421,9 @@ class OffloadSessionTest {
     void backward_severalTimesInOneCollector_eachBranchHasItsValues() {
         NDArray x = leaf();
         try (Tape tape = tape()) {
-            NDArray a = apply(new Square(), apply(new Square(), apply(new Square(), x)));
-            NDArray b = apply(new Square(), apply(new Square(), apply(new Square(), x)));
-            NDArray c = apply(new Square(), apply(new Square(), apply(new Square(), x)));
+            NDArray a = squares(x, 3);
+            NDArray b = squares(x, 3);
+            NDArray c = squares(x, 3);
             tape.backward(b.sum());
             tape.backward(c.sum());
             tape.backward(a.sum());
@@ -433,8 +439,8 @@ class OffloadSessionTest {
     void backward_someSegmentsNotReached_theirsIsReleasedWithTheTape() {
         NDArray x = leaf();
         try (Tape tape = tape()) {
-            NDArray reached = apply(new Square(), apply(new Square(), x));
-            apply(new Square(), apply(new Square(), apply(new Square(), x)));
+            NDArray reached = squares(x, 2);
+            squares(x, 3);
             tape.backward(reached.sum());
         }
         assertGradient(expectedGradient(2), x);
@@ -445,7 +451,7 @@ class OffloadSessionTest {
         NDArray x = leaf();
         try (Tape tape = tape()) {
             NDArray y = apply(new Square(), x);
-            apply(new Square(), apply(new Square(), y));
+            squares(y, 2);
             assertTrue(evicted(y));
             tape.backward(y.mul(2).sum());
             NDArray again = y.mul(3).sum();
@@ -483,10 +489,7 @@ class OffloadSessionTest {
                         UncheckedIOException.class,
                         () -> {
                             try (Tape tape = tape()) {
-                                NDArray y = x;
-                                for (int i = 0; i < 4; i++) {
-                                    y = apply(new Square(), y);
-                                }
+                                squares(x, 4);
                             }
                         });
         assertTrue(e.getMessage().contains("No space left"), e.getMessage());
@@ -503,10 +506,7 @@ class OffloadSessionTest {
                 };
         NDArray x = leaf();
         try (Tape tape = tape()) {
-            NDArray y = x;
-            for (int i = 0; i < 4; i++) {
-                y = apply(new Square(), y);
-            }
+            NDArray y = squares(x, 4);
             NDArray sum = y.sum();
             UncheckedIOException e =
                     assertThrows(UncheckedIOException.class, () -> tape.backward(sum));
@@ -527,7 +527,7 @@ class OffloadSessionTest {
                 };
         NDArray x = leaf();
         try (Tape tape = tape()) {
-            NDArray y = apply(new Square(), apply(new Square(), x));
+            NDArray y = squares(x, 2);
             IllegalStateException e =
                     assertThrows(IllegalStateException.class, () -> apply(new Square(), y));
             assertTrue(e.getMessage().contains("Interrupted"), e.getMessage());
@@ -550,7 +550,7 @@ class OffloadSessionTest {
                         },
                         () -> {});
         try (Tape tape = tape()) {
-            NDArray y = apply(new Square(), apply(new Square(), apply(new Square(), x)));
+            NDArray y = squares(x, 3);
             assertThrows(UnsupportedOperationException.class, () -> apply(broken, y));
         }
         Segment brokenBackward =
@@ -574,10 +574,7 @@ class OffloadSessionTest {
         batch = manager.newSubManager();
         NDArray x = leaf();
         try (Tape tape = tape()) {
-            NDArray y = x;
-            for (int i = 0; i < 4; i++) {
-                y = apply(new Square(), y);
-            }
+            NDArray y = squares(x, 4);
             tape.backward(y.sum());
         }
         assertGradient(expectedGradient(4), x);
@@ -590,7 +587,7 @@ class OffloadSessionTest {
         NDArray y;
         try (Tape tape = tape()) {
             y = apply(new Square(), x);
-            tape.backward(apply(new Square(), apply(new Square(), y)).sum());
+            tape.backward(squares(y, 2).sum());
         }
         pool.close();
         IllegalStateException e = assertThrows(IllegalStateException.class, y::toFloatArray);
@@ -602,10 +599,7 @@ class OffloadSessionTest {
         pool = new SlotPool(new HostTier(), 1 << 20);
         NDArray x = leaf();
         try (Tape tape = tape()) {
-            NDArray y = x;
-            for (int i = 0; i < 5; i++) {
-                y = apply(new Square(), y);
-            }
+            NDArray y = squares(x, 5);
             tape.backward(y.sum());
         }
         assertGradient(expectedGradient(5), x);
@@ -619,7 +613,7 @@ class OffloadSessionTest {
         try (Tape tape = tape()) {
             NDArray y = apply(new Square(), x);
             y.addi(residual); // x^2 + r
-            NDArray z = apply(new Square(), apply(new Square(), y));
+            NDArray z = squares(y, 2);
             tape.backward(z.sum());
         }
         float[] expected = new float[SIZE];
@@ -708,7 +702,7 @@ class OffloadSessionTest {
             // takes the memory that was freed too early, if it was
             batch.full(new Shape(SIZE), Float.NaN);
             closed.countDown();
-            NDArray end = apply(new Square(), apply(new Square(), z));
+            NDArray end = squares(z, 2);
             tape.backward(end.sum());
         }
         assertGradient(expectedGradient(4), x);
@@ -719,9 +713,9 @@ class OffloadSessionTest {
         NDArray x = leaf();
         for (int micro = 0; micro < 2; micro++) {
             try (Tape tape = tape()) {
-                NDArray y = apply(new Square(), apply(new Square(), apply(new Square(), x)));
+                NDArray y = squares(x, 3);
                 try (GradMode off = GradMode.off()) {
-                    NDArray plain = apply(new Square(), apply(new Square(), x));
+                    NDArray plain = squares(x, 2);
                     assertArrayEquals(x.pow(4).toFloatArray(), plain.toFloatArray(), 1e-6f);
                     assertFalse(plain instanceof BoundaryArray);
                 }
@@ -747,7 +741,7 @@ class OffloadSessionTest {
                 y.addi(1);
             }
             changed.countDown();
-            NDArray sum = apply(new Square(), apply(new Square(), z)).sum();
+            NDArray sum = squares(z, 2).sum();
             IllegalStateException e =
                     assertThrows(IllegalStateException.class, () -> tape.backward(sum));
             assertTrue(e.getMessage().contains("in place"), e.getMessage());

@@ -174,28 +174,25 @@ class ProcessGroupTest {
         RuntimeException cause = new ArithmeticException("no more apples");
         AtomicInteger failed = new AtomicInteger();
         ProcessGroupException e =
-                assertThrows(
-                        ProcessGroupException.class,
-                        () ->
-                                InProcessGroup.run(
-                                        4,
-                                        group -> {
-                                            if (group.rank() == 2) {
-                                                throw cause;
-                                            }
-                                            try {
-                                                group.barrier();
-                                            } catch (ProcessGroupException other) {
-                                                assertSame(cause, other.getCause());
-                                                failed.incrementAndGet();
-                                                // Once failed, always failed.
-                                                assertThrows(
-                                                        ProcessGroupException.class,
-                                                        () -> group.allGather(new long[1]));
-                                                throw other;
-                                            }
-                                            return null;
-                                        }));
+                Ranks.failure(
+                        4,
+                        group -> {
+                            if (group.rank() == 2) {
+                                throw cause;
+                            }
+                            try {
+                                group.barrier();
+                            } catch (ProcessGroupException other) {
+                                assertSame(cause, other.getCause());
+                                failed.incrementAndGet();
+                                // Once failed, always failed.
+                                assertThrows(
+                                        ProcessGroupException.class,
+                                        () -> group.allGather(new long[1]));
+                                throw other;
+                            }
+                            return null;
+                        });
         assertSame(cause, e.getCause());
         assertTrue(e.getMessage().contains("Rank 2 failed: no more apples"), e.getMessage());
         assertEquals(3, failed.get());
@@ -204,57 +201,47 @@ class ProcessGroupTest {
     @Test
     void receive_senderFails_released() {
         ProcessGroupException e =
-                assertThrows(
-                        ProcessGroupException.class,
-                        () ->
-                                InProcessGroup.run(
-                                        2,
-                                        group -> {
-                                            if (group.rank() == 1) {
-                                                throw new IllegalStateException("gone");
-                                            }
-                                            try (NDManager manager = NDManager.newBaseManager()) {
-                                                group.startReceive(manager.zeros(new Shape(1)), 1)
-                                                        .await();
-                                            }
-                                            return null;
-                                        }));
+                Ranks.failure(
+                        2,
+                        group -> {
+                            if (group.rank() == 1) {
+                                throw new IllegalStateException("gone");
+                            }
+                            try (NDManager manager = NDManager.newBaseManager()) {
+                                group.startReceive(manager.zeros(new Shape(1)), 1).await();
+                            }
+                            return null;
+                        });
         assertTrue(e.getMessage().contains("Rank 1 failed: gone"), e.getMessage());
     }
 
     @Test
     void exchange_aRankLeavesEarly_theOthersSaySo() {
         ProcessGroupException e =
-                assertThrows(
-                        ProcessGroupException.class,
-                        () ->
-                                InProcessGroup.run(
-                                        3,
-                                        group -> {
-                                            if (group.rank() != 1) {
-                                                group.barrier();
-                                            }
-                                            return null;
-                                        }));
+                Ranks.failure(
+                        3,
+                        group -> {
+                            if (group.rank() != 1) {
+                                group.barrier();
+                            }
+                            return null;
+                        });
         assertTrue(e.getMessage().contains("Rank 1 failed: it left the group"), e.getMessage());
     }
 
     @Test
     void exchange_ranksCallDifferentThings_named() {
         ProcessGroupException e =
-                assertThrows(
-                        ProcessGroupException.class,
-                        () ->
-                                InProcessGroup.run(
-                                        2,
-                                        group -> {
-                                            if (group.rank() == 0) {
-                                                group.barrier();
-                                            } else {
-                                                group.allGather(new long[0]);
-                                            }
-                                            return null;
-                                        }));
+                Ranks.failure(
+                        2,
+                        group -> {
+                            if (group.rank() == 0) {
+                                group.barrier();
+                            } else {
+                                group.allGather(new long[0]);
+                            }
+                            return null;
+                        });
         assertTrue(
                 e.getMessage().contains("barrier") && e.getMessage().contains("all-gather"),
                 e.getMessage());
@@ -263,24 +250,20 @@ class ProcessGroupTest {
     @Test
     void allToAll_countsThatDisagree_named() {
         ProcessGroupException e =
-                assertThrows(
-                        ProcessGroupException.class,
-                        () ->
-                                InProcessGroup.run(
-                                        2,
-                                        group -> {
-                                            try (NDManager manager = NDManager.newBaseManager()) {
-                                                NDArray rows = manager.zeros(new Shape(9, 2));
-                                                NDArray in = manager.zeros(new Shape(9, 2));
-                                                long[] out = {2, 2};
-                                                out[group.rank()] = 0;
-                                                long[] expected = {3, 2};
-                                                expected[group.rank()] = 0;
-                                                group.startAllToAll(rows, out, in, expected)
-                                                        .await();
-                                            }
-                                            return null;
-                                        }));
+                Ranks.failure(
+                        2,
+                        group -> {
+                            try (NDManager manager = NDManager.newBaseManager()) {
+                                NDArray rows = manager.zeros(new Shape(9, 2));
+                                NDArray in = manager.zeros(new Shape(9, 2));
+                                long[] out = {2, 2};
+                                out[group.rank()] = 0;
+                                long[] expected = {3, 2};
+                                expected[group.rank()] = 0;
+                                group.startAllToAll(rows, out, in, expected).await();
+                            }
+                            return null;
+                        });
         assertTrue(e.getMessage().contains("sends 2 rows"), e.getMessage());
     }
 

@@ -20,8 +20,9 @@ import org.djlmoe.model.MoeConfig;
  *
  * <p>Arguments: {@code hidden,layers,experts,inner,vocab}, {@code batch,sequence}, then any of
  * {@code chunk=4096}, {@code block=512}, {@code kv=2}, {@code window=128}, {@code lora=8}, {@code
- * shared=1024}, {@code half} (BF16 experts, with {@code lora}), {@code eval}, {@code skew} (all
- * tokens to the same experts), {@code steps=3}, {@code table}.
+ * shared=1024}, {@code mask=1} (a mask that keeps topK experts is learnt, with so many dropped ones
+ * a token), {@code half} (BF16 experts, with {@code lora}), {@code eval}, {@code skew} (all tokens
+ * to the same experts), {@code steps=3}, {@code table}.
  */
 final class CalibrationRun {
 
@@ -59,6 +60,7 @@ final class CalibrationRun {
                 case "window" -> model.optSlidingWindow(Integer.parseInt(pair[1]));
                 case "lora" -> settings.optAdapters(Integer.parseInt(pair[1]));
                 case "shared" -> settings.optSharedExperts(Integer.parseInt(pair[1]), true);
+                case "mask" -> settings.optMask(Integer.parseInt(pair[1]));
                 case "steps" -> steps = Integer.parseInt(pair[1]);
                 case "eval" -> settings.optEvaluation(true);
                 default -> throw new IllegalArgumentException("Unknown option " + option);

@@ -50,6 +50,14 @@ class PlanAgainstRunTest {
         assertTrue(ratio > 0.85 && ratio < 1.25, "planned / measured " + ratio);
     }
 
+    /** What runs along for the mask is most of the peak. */
+    @Test
+    void peak_denseMask_isAsPlanned() throws Exception {
+        double ratio =
+                plannedOverMeasured("64,1,128,32,258", "8,1024", "mask=120", "kv=1", "steps=2");
+        assertTrue(ratio > 0.85 && ratio < 1.25, "planned / measured " + ratio);
+    }
+
     private double plannedOverMeasured(String... arguments) throws Exception {
         List<String> command =
                 new ArrayList<>(

@@ -83,6 +83,9 @@ class PlanOverRanksTest {
                                     .setExperts(EXPERTS)
                                     .optMode(DispatchMode.AUTOMATIC)
                                     .optChunkTokens(settings.moeChunkTokens())
+                                    .optAlpha(settings.alpha())
+                                    .optLambda(settings.lambda())
+                                    .optMaxForeign(Math.max(1, settings.maxForeign()))
                                     .build();
                     try (NDManager manager = NDManager.newBaseManager()) {
                         List<NDArray> weights =
@@ -131,6 +134,27 @@ class PlanOverRanksTest {
     void dispatch_anyWorkload_countedBytesWithinThePlan(
             int ranks, int tokens, int chunk, double slack) {
         PlanSettings settings = settings(ranks, tokens, chunk);
+        assertWithinThePlan(settings, slack);
+    }
+
+    /** Planner settings that let a rank receive more, hold more, or hold nothing foreign. */
+    @ParameterizedTest
+    @CsvSource({"1, 3, 1, 1.5", "2.5, 1, 1, 1.5", "1, 1.3, 12, 1.7", "1, Infinity, 1, 1.3"})
+    void dispatch_anyPlannerSettings_countedBytesWithinThePlan(
+            double alpha, double lambda, int maxForeign, double slack) {
+        PlanSettings settings =
+                settings(4, 640, 64).toBuilder()
+                        .optAlpha(alpha)
+                        .optLambda(lambda)
+                        .optMaxForeign(maxForeign)
+                        .build();
+        assertWithinThePlan(settings, slack);
+        String text = MemoryPlan.of(config(), settings).toString();
+        assertTrue(text.contains("alpha " + alpha), text);
+        assertEquals(!Double.isInfinite(lambda), text.contains("lent experts"), text);
+    }
+
+    private static void assertWithinThePlan(PlanSettings settings, double slack) {
         long most = 0;
         for (DispatchWorkload workload : DispatchWorkload.values()) {
             for (Peaks peaks : counted(workload, settings)) {
@@ -177,6 +201,13 @@ class PlanOverRanksTest {
     @Test
     void settings_ranksWithoutSense_areRefused() {
         assertThrows(IllegalArgumentException.class, () -> settings(0, 8, 8));
+        PlanSettings.Builder some = settings(2, 8, 8).toBuilder();
+        assertThrows(IllegalArgumentException.class, () -> some.optMaxForeign(0));
+        assertThrows(IllegalArgumentException.class, () -> some.optMask(1).build());
+        PlanSettings.Builder alpha = settings(2, 8, 8).toBuilder().optAlpha(0.5);
+        assertThrows(IllegalArgumentException.class, alpha::build);
+        PlanSettings.Builder lambda = settings(2, 8, 8).toBuilder().optLambda(Double.NaN);
+        assertThrows(IllegalArgumentException.class, lambda::build);
         PlanSettings.Builder adapters = settings(2, 8, 8).toBuilder().optAdapters(4);
         assertThrows(IllegalArgumentException.class, adapters::build);
         assertThrows(

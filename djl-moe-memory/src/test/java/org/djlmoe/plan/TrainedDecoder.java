@@ -19,6 +19,7 @@ import org.djlmoe.model.MoeConfig;
 import org.djlmoe.model.MoeDecoder;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
+import org.djlmoe.routing.MaskLogits;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.vocab.RingDtpLoss;
 
@@ -88,6 +89,9 @@ final class TrainedDecoder {
                 decoder.moeBlocks()
                         .forEach(block -> block.router().setPrior(kept, SelectionPrior.hardMask()));
             }
+            if (settings.trainsMask()) {
+                attachMasks(decoder, model.getNDManager(), settings.excludedExperts());
+            }
             if (settings.frozenHalf()) {
                 decoder.moeBlocks()
                         .forEach(block -> block.experts().narrowWeights(model.getNDManager()));
@@ -135,6 +139,19 @@ final class TrainedDecoder {
             block.router().weight().freeze(false);
             LoraExperts adapters = block.experts().attachAdapters(rank, 2.0 * rank);
             adapters.initialize(manager, DataType.FLOAT32, new Shape(-1, 1));
+        }
+    }
+
+    private static void attachMasks(MoeDecoder decoder, NDManager manager, int excluded) {
+        boolean[] kept = new boolean[decoder.config().numExperts()];
+        Arrays.fill(kept, 0, decoder.config().topK(), true);
+        double[] slopes = new double[kept.length];
+        Arrays.fill(slopes, 1);
+        for (MoeBlock block : decoder.moeBlocks()) {
+            MaskLogits mask = block.router().attachMask();
+            mask.initialize(manager, DataType.FLOAT32, new Shape(1));
+            block.router().setPrior(kept, SelectionPrior.hardMask());
+            mask.setSlopes(slopes, excluded);
         }
     }
 

@@ -36,17 +36,29 @@ final class Arguments {
         }
     }
 
-    /** Fails unless a cache of that size holds what one token uses at once. */
-    static void cache(int size, int topK) {
+    /** Fails unless a cache of that size holds what one token uses at once, and can be filled. */
+    static void cache(String option, int size, int topK, int experts) {
         if (size < topK) {
             throw new UserError(
-                    "--cache "
+                    option
+                            + " "
                             + size
                             + " is too small: a token uses "
                             + topK
                             + " experts of a layer at once; take "
                             + topK
                             + " or more");
+        }
+        if (size > experts) {
+            throw new UserError(
+                    option
+                            + " "
+                            + size
+                            + " is too large: a layer has "
+                            + experts
+                            + " experts; take "
+                            + experts
+                            + " or fewer");
         }
     }
 

@@ -87,6 +87,21 @@ public final class CommonOptions {
     }
 
     /**
+     * Fails if one of these options was given, which nothing would look at.
+     *
+     * @param why ends the message, such as "has no effect with --all-resident"
+     * @param names options of the command
+     * @throws UserError if so
+     */
+    void refuse(String why, String... names) {
+        for (String name : names) {
+            if (command.commandLine().getParseResult().hasMatchedOption(name)) {
+                throw new UserError(name + " " + why);
+            }
+        }
+    }
+
+    /**
      * Fails if the JSON would replace a file of a checkpoint that the command reads or writes.
      *
      * @param checkpoint the checkpoint's folder

@@ -94,8 +94,9 @@ final class EvaluateCommand implements Callable<Integer> {
         options.keepJsonOutside(model);
         CheckpointFolder folder = CheckpointFolder.of(model);
         int topK = folder.config().topK();
-        int size = cache == null ? defaultCache(folder.config().numExperts(), topK) : cache;
-        Arguments.cache(size, topK);
+        int experts = folder.config().numExperts();
+        int size = cache == null ? defaultCache(experts, topK) : cache;
+        Arguments.cache("--cache", size, topK, experts);
 
         List<ChoiceQuestion> questions = items == null ? List.of() : tokenize(items);
         ChoiceEvaluation[] answered = new ChoiceEvaluation[1];

@@ -15,6 +15,7 @@ import org.djlmoe.examples.text.TextData;
 import org.djlmoe.maskcoft.CoAdaptation;
 import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.maskcoft.MaskCoFT;
+import org.djlmoe.maskcoft.MaskCoFTSettings;
 import org.djlmoe.maskcoft.MaskEstimator;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.plan.MemoryPlan;
@@ -229,14 +230,16 @@ final class FinetuneCommand implements Callable<Integer> {
         // No more rows at a time than the plan is made for.
         Iterable<TokenBatch> validation =
                 text.validation().sample(VALIDATION_ROWS, Math.min(batch, EVALUATION_BATCH));
-        MemoryPlan plan =
-                memory.plan(
-                        start.config(),
-                        PlanSettings.builder()
-                                .setBatch(batch)
-                                .setSequence(sequence)
-                                .optAdapters(rank)
-                                .optFrozenHalf(halfExperts));
+        PlanSettings.Builder planned =
+                PlanSettings.builder()
+                        .setBatch(batch)
+                        .setSequence(sequence)
+                        .optAdapters(rank)
+                        .optFrozenHalf(halfExperts);
+        if (method == Method.MASKCOFT && recipe().estimator().needsBackward()) {
+            planned.optMask(recipe().estimator().excludedExperts());
+        }
+        MemoryPlan plan = memory.plan(start.config(), planned);
         if (options.verbose()) {
             options.text().print(plan);
         }
@@ -307,12 +310,16 @@ final class FinetuneCommand implements Callable<Integer> {
 
     private void checkMaskOptions(MoeConfig config) {
         if (method != Method.MASKCOFT) {
-            refuse("--kept", kept);
-            refuse("--kept-total", keptTotal);
-            refuse("--estimator", estimator);
-            refuse("--excluded", excluded);
-            refuse("--load-weight", loadWeight);
-            refuse("--mask-weights", maskWeights);
+            options.refuse(
+                    "goes with --method maskcoft",
+                    "--mask-steps",
+                    "--kept",
+                    "--kept-total",
+                    "--estimator",
+                    "--excluded",
+                    "--load-weight",
+                    "--mask-weights");
+            return;
         }
         if (kept != null) {
             Arguments.kept(kept, config.topK(), config.numExperts());
@@ -348,11 +355,23 @@ final class FinetuneCommand implements Callable<Integer> {
                         "--load-weight goes with --estimator plackett_luce: loads have no gradient");
             }
         }
-    }
-
-    private static void refuse(String option, Object value) {
-        if (value != null) {
-            throw new UserError(option + " goes with --method maskcoft");
+        int dropped =
+                recipe().budget(config.numLayers(), config.numExperts(), config.topK())
+                        .mostDropped(config.numLayers(), config.numExperts());
+        if (dropped == 0) {
+            options.refuse(
+                    "has no effect where the mask keeps all experts",
+                    "--mask-steps",
+                    "--estimator",
+                    "--load-weight",
+                    "--mask-weights");
+        }
+        if (excluded != null && excluded > dropped) {
+            throw new UserError(
+                    "--excluded must be from 1 to "
+                            + dropped
+                            + ", the most experts that the mask drops in a layer, not "
+                            + excluded);
         }
     }
 
@@ -361,11 +380,25 @@ final class FinetuneCommand implements Callable<Integer> {
             PackedBatches batches,
             Iterable<TokenBatch> validation,
             StageProgress progress) {
-        MaskCoFT.Builder recipe =
-                MaskCoFT.builder()
-                        .setModel(model)
-                        .setBatches(batches)
-                        .setValidation(validation)
+        return MaskCoFT.builder()
+                .setModel(model)
+                .setBatches(batches)
+                .setValidation(validation)
+                .optSettings(recipe())
+                .build()
+                .run(
+                        (stage, step, total, tokens, loss) ->
+                                progress.step(
+                                        stage.name().toLowerCase(Locale.ROOT),
+                                        step,
+                                        total,
+                                        tokens,
+                                        loss));
+    }
+
+    private MaskCoFTSettings recipe() {
+        MaskCoFTSettings.Builder recipe =
+                MaskCoFTSettings.builder()
                         .optMaskSteps(maskSteps)
                         .optSteps(steps)
                         .optAdapters(rank, 2.0 * rank)
@@ -392,15 +425,7 @@ final class FinetuneCommand implements Callable<Integer> {
         if (maskWeights != null) {
             recipe.optWeights(maskWeights);
         }
-        return recipe.build()
-                .run(
-                        (stage, step, total, tokens, loss) ->
-                                progress.step(
-                                        stage.name().toLowerCase(Locale.ROOT),
-                                        step,
-                                        total,
-                                        tokens,
-                                        loss));
+        return recipe.build();
     }
 
     private float[] adapt(LanguageModel model, PackedBatches batches, StageProgress progress) {

@@ -4,10 +4,8 @@ import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
-import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Callable;
 import org.djlmoe.cache.EvictionPolicy;
@@ -272,6 +270,9 @@ final class GenerateCommand implements Callable<Integer> {
 
     private GenerationSettings generation() throws IOException {
         Arguments.positive("--max-tokens", maxTokens);
+        if (temperature == 0) {
+            options.refuse("has no effect with --temperature 0", "--top-k", "--top-p");
+        }
         try (ByteLevelTokenizer tokenizer = new ByteLevelTokenizer()) {
             return GenerationSettings.builder()
                     .optMaxTokens(maxTokens)
@@ -323,32 +324,22 @@ final class GenerateCommand implements Callable<Integer> {
     private ServingSettings serving(MoeConfig config) {
         Packing packing = new Packing(bf16, widening());
         if (allResident) {
-            Map<String, Boolean> given = new LinkedHashMap<>();
-            given.put("--expert-cache", expertCache != null);
-            given.put("--cold", cold);
-            given.put("--tier", tier != null);
-            given.forEach(
-                    (option, is) -> {
-                        if (is) {
-                            throw new UserError(option + " has no effect with --all-resident");
-                        }
-                    });
+            options.refuse(
+                    "has no effect with --all-resident",
+                    "--expert-cache",
+                    "--policy",
+                    "--admission",
+                    "--prefetch",
+                    "--cold",
+                    "--tier",
+                    "--store");
             return ServingSettings.allResident(packing);
         }
         int size =
                 expertCache == null
                         ? EvaluateCommand.defaultCache(config.numExperts(), config.topK())
                         : expertCache;
-        if (size < config.topK()) {
-            throw new UserError(
-                    "--expert-cache "
-                            + size
-                            + " is too small: a token uses "
-                            + config.topK()
-                            + " experts of a layer at once; take "
-                            + config.topK()
-                            + " or more");
-        }
+        Arguments.cache("--expert-cache", size, config.topK(), config.numExperts());
         ServingSettings.Tier from = tier == null ? ServingSettings.Tier.FILE : tier;
         if (from == ServingSettings.Tier.HOST && (cold || store != null)) {
             throw new UserError(
@@ -359,6 +350,12 @@ final class GenerateCommand implements Callable<Integer> {
             throw new UserError(
                     "--policy belady knows the future, which only moe replay has: choose another"
                             + " one");
+        }
+        if (admission == EvictionPolicy.Admission.OPTIONAL && !type.mayDecline()) {
+            throw new UserError(
+                    "--admission optional has no effect with --policy "
+                            + policy
+                            + ", which declines no expert");
         }
         Path file = store == null ? null : Arguments.outputFile("--store", store);
         return new ServingSettings(

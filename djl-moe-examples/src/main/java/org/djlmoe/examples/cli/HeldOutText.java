@@ -1,9 +1,7 @@
 package org.djlmoe.examples.cli;
 
 import java.io.IOException;
-import java.util.LinkedHashMap;
 import java.util.Locale;
-import java.util.Map;
 import java.util.Objects;
 import java.util.function.Consumer;
 import org.djlmoe.data.PackedTokens;
@@ -68,21 +66,16 @@ final class HeldOutText {
     @Mixin private AdapterFolder adapter;
 
     /** Fails if one of these options was given, which nothing would look at. */
-    void refuse(String without) {
-        Map<String, Object> given = new LinkedHashMap<>();
-        given.put("--language", language);
-        given.put("--split", split);
-        given.put("--rows", rows);
-        given.put("--batch", batch);
-        given.put("--sequence", sequence);
-        given.put("--prior", prior);
-        given.put("--adapter", adapter.path());
-        given.forEach(
-                (option, value) -> {
-                    if (value != null) {
-                        throw new UserError(option + " has no effect without " + without);
-                    }
-                });
+    static void refuse(String why, CommonOptions options) {
+        options.refuse(
+                why,
+                "--language",
+                "--split",
+                "--rows",
+                "--batch",
+                "--sequence",
+                "--prior",
+                "--adapter");
     }
 
     /** Evaluates the model of a folder. */

@@ -103,16 +103,16 @@ final class ReplayCommand implements Callable<Integer> {
         ExpertTrace trace;
         String source;
         if (traceFile != null) {
-            text.refuse("--model");
+            HeldOutText.refuse("has no effect without --model", options);
             Arguments.inputFile("--trace", traceFile);
             options.keepJsonOff("--trace", traceFile);
             trace = ExpertTrace.read(traceFile);
             source = traceFile.toString();
-            checkSizes(trace.topK());
+            checkSizes(trace.topK(), trace.numExperts());
         } else {
             options.keepJsonOutside(model);
             CheckpointFolder folder = CheckpointFolder.of(model);
-            checkSizes(folder.config().topK());
+            checkSizes(folder.config().topK(), folder.config().numExperts());
             HeldOutText.Run run = text.evaluate(folder, options);
             trace = run.evaluation().trace();
             source = model + " on " + run;
@@ -142,9 +142,9 @@ final class ReplayCommand implements Callable<Integer> {
         return types;
     }
 
-    private void checkSizes(int topK) {
+    private void checkSizes(int topK, int experts) {
         if (cache != null) {
-            IntStream.of(cache).forEach(size -> Arguments.cache(size, topK));
+            IntStream.of(cache).forEach(size -> Arguments.cache("--cache", size, topK, experts));
         }
     }
 

@@ -5,7 +5,7 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.nio.file.StandardCopyOption;
+import org.djlmoe.io.AtomicFiles;
 
 /**
  * The base model that comes with the examples: eight experts a layer, trained on all languages of
@@ -38,7 +38,7 @@ public final class BaseModel {
                     throw new FileNotFoundException(
                             "The base model's " + file + " is not on the class path");
                 }
-                Files.copy(in, folder.resolve(file), StandardCopyOption.REPLACE_EXISTING);
+                AtomicFiles.write(folder.resolve(file), in::transferTo);
             }
         }
         return folder;

@@ -2,12 +2,12 @@ package org.djlmoe.examples.report;
 
 import java.awt.AWTError;
 import java.io.IOException;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Base64;
 import java.util.List;
+import org.djlmoe.io.AtomicFiles;
 
 /**
  * One HTML page that needs nothing but itself: texts, tables and charts, the pictures inside.
@@ -57,7 +57,7 @@ public final class HtmlReport {
         if (parent != null) {
             Files.createDirectories(parent);
         }
-        Files.writeString(file, toHtml(), StandardCharsets.UTF_8);
+        AtomicFiles.writeString(file, toHtml());
     }
 
     /**

@@ -6,10 +6,10 @@ import ai.djl.util.Utils;
 import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.io.InputStream;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.Map;
+import org.djlmoe.io.AtomicFiles;
 
 /**
  * A tokenizer whose tokens are the 256 bytes of UTF-8: id = byte value, then end-of-text and
@@ -128,7 +128,7 @@ public final class ByteLevelTokenizer implements AutoCloseable {
     public Path save(Path directory) throws IOException {
         Path file = directory.resolve(FILE);
         try (InputStream in = open()) {
-            Files.write(file, in.readAllBytes());
+            AtomicFiles.write(file, in::transferTo);
         }
         return file;
     }

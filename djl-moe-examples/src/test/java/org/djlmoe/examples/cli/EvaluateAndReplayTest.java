@@ -361,6 +361,13 @@ class EvaluateAndReplayTest {
                 "--cache",
                 1);
         assertMistake(
+                "--cache 5 is too large: a layer has 4 experts; take 4 or fewer",
+                "evaluate",
+                "--model",
+                model,
+                "--cache",
+                5);
+        assertMistake(
                 "--prior must be none, hard or a strength of 0 or more, not 'soft'",
                 "evaluate",
                 "--model",
@@ -541,6 +548,13 @@ class EvaluateAndReplayTest {
                 file,
                 "--cache",
                 "4,1");
+        assertMistake(
+                "--cache 5 is too large: a layer has 4 experts; take 4 or fewer",
+                "replay",
+                "--trace",
+                file,
+                "--cache",
+                "4,5");
         assertMistake(
                 "--cache 1 is too small: a token uses 2 experts of a layer at once; take 2 or more",
                 "replay",

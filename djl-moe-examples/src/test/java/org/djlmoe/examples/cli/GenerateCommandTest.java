@@ -143,7 +143,25 @@ class GenerateCommandTest {
         assertMistake("No eviction policy", "--policy", "mru");
         assertMistake("No way to prefetch", "--prefetch", "always");
         assertMistake("needs its set", "--policy", "static");
-        assertMistake("has no effect with --all-resident", "--all-resident", "--cold");
+        assertMistake("--expert-cache 9 is too large: a layer has 8", "--expert-cache", "9");
+        for (String option :
+                List.of(
+                        "--expert-cache=4",
+                        "--policy=lru",
+                        "--admission=optional",
+                        "--prefetch=off",
+                        "--cold",
+                        "--tier=file",
+                        "--store=" + directory.resolve("store"))) {
+            String name = option.split("=")[0];
+            assertMistake(name + " has no effect with --all-resident", "--all-resident", option);
+        }
+        assertMistake("declines no expert", "--policy", "lru", "--admission", "optional");
+        for (String option : List.of("--top-k=3", "--top-p=0.95")) {
+            String name = option.split("=")[0];
+            assertMistake(
+                    name + " has no effect with --temperature 0", "--temperature", "0", option);
+        }
         assertMistake("needs experts in a file", "--tier", "host", "--cold");
         assertMistake("compares nothing", "--all-resident", "--compare", "all-resident");
         assertMistake("there is no folder", "--compare", directory.resolve("nowhere"));

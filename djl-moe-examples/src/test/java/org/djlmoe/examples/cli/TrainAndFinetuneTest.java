@@ -65,6 +65,10 @@ class TrainAndFinetuneTest {
         return json;
     }
 
+    private static String method(String name) {
+        return " --method " + name + (name.equals("maskcoft") ? " --mask-steps 1" : "");
+    }
+
     private static List<Float> losses(JsonObject json) {
         List<Float> losses = new ArrayList<>();
         for (JsonElement loss : json.getAsJsonArray("losses")) {
@@ -186,9 +190,8 @@ class TrainAndFinetuneTest {
         Path adapter = directory.resolve("adapter");
         JsonObject report =
                 figures(
-                        "finetune --steps 4 --batch 2 --sequence 32 --mask-steps 1 --rank 2"
-                                + " --language lv --method "
-                                + method
+                        "finetune --steps 4 --batch 2 --sequence 32 --rank 2 --language lv"
+                                + method(method)
                                 + (half ? " --half-experts" : ""),
                         "--model",
                         model,
@@ -242,9 +245,8 @@ class TrainAndFinetuneTest {
     void finetune_everyMethod_savesAModelThatEvaluates(String method) throws IOException {
         Path tuned = directory.resolve(method);
         String line =
-                "finetune --steps 2 --batch 2 --sequence 32 --mask-steps 1 --rank 2 --language lv"
-                        + " --method "
-                        + method;
+                "finetune --steps 2 --batch 2 --sequence 32 --rank 2 --language lv"
+                        + method(method);
         JsonObject report = figures(line, "--model", model, "--out", tuned);
 
         assertEquals(method, report.get("method").getAsString());
@@ -292,16 +294,14 @@ class TrainAndFinetuneTest {
     void outputFolder_holdsAPriorOfAnEarlierRun_isNotApplied(boolean pretraining)
             throws IOException {
         Path tuned = directory.resolve("tuned");
-        String finetune =
-                "finetune --steps 1 --batch 2 --sequence 32 --mask-steps 1 --rank 2 --language lv"
-                        + " --method ";
-        figures(finetune + "maskcoft", "--model", model, "--out", tuned);
+        String finetune = "finetune --steps 1 --batch 2 --sequence 32 --rank 2 --language lv";
+        figures(finetune + method("maskcoft"), "--model", model, "--out", tuned);
         assertTrue(Files.exists(tuned.resolve(ExpertPrior.FILE)));
 
         if (pretraining) {
             figures("train --steps 1 --batch 2 --language lv", "--out", tuned);
         } else {
-            figures(finetune + "ce", "--model", model, "--out", tuned);
+            figures(finetune + method("ce"), "--model", model, "--out", tuned);
         }
 
         assertFalse(Files.exists(tuned.resolve(ExpertPrior.FILE)));
@@ -322,6 +322,11 @@ class TrainAndFinetuneTest {
                 "--kept-total 3",
                 "--kept-total 99",
                 "--excluded 2",
+                "--excluded 2 --estimator dense",
+                "--excluded 3 --estimator dense --kept-total 5",
+                "--estimator dense --kept 4",
+                "--mask-steps 3 --kept-total 8",
+                "--mask-steps 3 --method ce",
                 "--estimator guess",
                 "--load-weight -1",
                 "--mask-weights some",
