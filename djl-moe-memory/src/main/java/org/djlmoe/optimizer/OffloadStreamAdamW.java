@@ -65,9 +65,10 @@ import org.slf4j.LoggerFactory;
  * <p>Bound of all buffers, with buckets of beta elements: 2 x 16 x beta bytes.
  *
  * <p>It works under {@code BoundedTrainer} and under DJL's trainer. DJL's hands over one gradient
- * at a time, so what depends on all of them, the global norm and leaving out a whole step, needs
- * {@link Builder#optModel} or {@link Builder#optBlock} there. Gradients are set to zero; an array
- * that is handed to {@link #update} as a gradient may be changed. A parameter that no gradient has
+ * at a time, named by a number, so what depends on all of them or on paths (the global norm,
+ * leaving out a whole step, experts without tokens) needs {@link Builder#optModel} or {@link
+ * Builder#optBlock} there; so do groups that go by paths. Gradients are set to zero; an array that
+ * is handed to {@link #update} as a gradient may be changed. A parameter that no gradient has
  * ever reached is left as it is; later, where PyTorch would have none, DJL has a gradient of zeros.
  *
  * <p>When not to use it: weights are floats of 16 or 32 bits on one device; everything else is
@@ -81,12 +82,6 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
 
     private static final Logger LOGGER = LoggerFactory.getLogger(OffloadStreamAdamW.class);
     private static final Cleaner CLEANER = Cleaner.create();
-
-    /** Elements of a bucket that passes through buffers. More would gain nothing. */
-    private static final long BUCKET = 1L << 22;
-
-    /** Elements of a bucket that is updated in place; less costs a tenth of the time. */
-    private static final long IN_PLACE = 1L << 25;
 
     private final double beta1;
     private final double beta2;
@@ -162,6 +157,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             parameters.forEach(slot -> gradients.put(slot.path(), slot.gradient()));
             begin(gradients);
             List<NDArray> all = List.copyOf(gradients.values());
+            // Gradients are best set to zero run by run, while they are in a cache.
             boolean cleared = false;
             if (!current.skipped()) {
                 UpdatePlan plan = plan(parameters);
@@ -181,8 +177,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @param parameterId DJL's id of the parameter
      * @param weight the weight, updated in place
      * @param gradient its gradient, which may be changed
-     * @throws IllegalStateException if an option needs all gradients of the step and the model is
-     *     not known
+     * @throws IllegalStateException if an option needs all gradients of the step, or paths, and the
+     *     model is not known
      */
     @Override
     public void update(String parameterId, NDArray weight, NDArray gradient) {
@@ -193,11 +189,12 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             if (isMadeUp(weight, gradient)) {
                 return;
             }
-            if (block == null && policy.needsAllGradients()) {
+            if (block == null && policy.needsModel()) {
                 throw new IllegalStateException(
-                        "optClipNorm and optNonFinite look at all gradients of a step, but this"
-                                + " trainer hands over one at a time ("
-                                + slot.path()
+                        "optClipNorm and optNonFinite look at all gradients of a step, and"
+                                + " optIdleExperts at paths, but this trainer hands over one"
+                                + " gradient at a time, named by a number ("
+                                + parameterId
                                 + "): give the optimizer the model with optModel(model) or"
                                 + " optBlock(block), or train with BoundedTrainer");
             }
@@ -478,6 +475,12 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
 
     /** Builds an {@link OffloadStreamAdamW}. */
     public static final class Builder extends OptimizerBuilder<Builder> {
+
+        /** Elements of a bucket that passes through buffers. More would gain nothing. */
+        private static final long BUCKET = 1L << 22;
+
+        /** Elements of a bucket that is updated in place; less costs a tenth of the time. */
+        private static final long IN_PLACE = 1L << 25;
 
         private ParameterTracker learningRate;
         private double beta1 = 0.9;
@@ -765,7 +768,8 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         /**
          * Treats experts without tokens by a policy, and counts the updates of each expert by
          * itself. By default an expert without tokens is updated with its gradient of zeros, as any
-         * other parameter: its running means fade, and it moves and decays.
+         * other parameter: its running means fade, and it moves and decays. Needs the model under
+         * DJL's trainer.
          *
          * @param policy what a step does with them
          * @param source tells which they are

@@ -52,7 +52,12 @@ final class StepPolicy {
         this.begin = begin;
     }
 
-    boolean needsAllGradients() {
+    /** Returns whether one gradient without the path of its parameter is too little to go by. */
+    boolean needsModel() {
+        return needsAllGradients() || load != null;
+    }
+
+    private boolean needsAllGradients() {
         return clipping.norm() > 0 || nonFinite != NonFinitePolicy.PROPAGATE;
     }
 

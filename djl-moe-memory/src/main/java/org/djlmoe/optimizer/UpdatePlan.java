@@ -14,7 +14,7 @@ import org.djlmoe.optimizer.StateBuckets.Place;
 
 /**
  * What a step does in each bucket: runs of elements, grouped by what they are updated with. A slab
- * is one run, unless experts in it are to be treated differently.
+ * is one run, unless it is long or experts in it are to be treated differently.
  */
 final class UpdatePlan {
 
@@ -91,7 +91,7 @@ final class UpdatePlan {
         return active;
     }
 
-    /** Cuts a slab at the borders of experts, as far as they are to be updated differently. */
+    /** Cuts a slab into runs that are short enough, each of experts that are treated alike. */
     private void cut(
             Place place, Slot slot, Group group, StateBuckets.Entry entry, boolean[] active) {
         Slab slab = place.slab();
@@ -100,13 +100,8 @@ final class UpdatePlan {
         long end = slab.start() + slab.length();
         for (long at = slab.start(); at < end; ) {
             int expert = (int) (at / unit);
-            int next = expert + 1;
-            while (next < steps.length
-                    && active[next] == active[expert]
-                    && (steps[next] == steps[expert] || !active[expert])) {
-                next++;
-            }
-            long stop = Math.min(Math.min(end, next * unit), at + LONGEST);
+            long border = unit * nextOther(expert, steps, active);
+            long stop = Math.min(Math.min(end, border), at + LONGEST);
             long offset = slab.offset() + at - slab.start();
             Run run = new Run(slot.weight(), slot.gradient(), at, offset, stop - at, steps[expert]);
             if (active[expert]) {
@@ -117,6 +112,17 @@ final class UpdatePlan {
             anyIdle |= !active[expert];
             at = stop;
         }
+    }
+
+    /** Returns the first expert after this one that is treated differently, or their number. */
+    private static int nextOther(int expert, long[] steps, boolean[] active) {
+        int next = expert + 1;
+        while (next < steps.length
+                && active[next] == active[expert]
+                && (steps[next] == steps[expert] || !active[expert])) {
+            next++;
+        }
+        return next;
     }
 
     private void add(Bucket bucket, Group group, Run run) {

@@ -261,6 +261,30 @@ class HalfPrecisionTest {
         }
     }
 
+    /** The master would have overwritten the weight with what it was before. */
+    @Test
+    void step_weightNoLongerHalf_isRefused() {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+                OffloadStreamAdamW optimizer = builder().build()) {
+            NDArray half = half(manager, manager.ones(new Shape(3)), BF16);
+            optimizer.step(List.of(new Slot("h", "h", half, manager.ones(new Shape(3)))));
+            NDArray weight = manager.full(new Shape(3), 5f, DataType.FLOAT32);
+            IllegalStateException e =
+                    assertThrows(
+                            IllegalStateException.class,
+                            () ->
+                                    optimizer.step(
+                                            List.of(
+                                                    new Slot(
+                                                            "h",
+                                                            "h",
+                                                            weight,
+                                                            manager.ones(new Shape(3))))));
+            assertTrue(e.getMessage().contains("master"), e.getMessage());
+            assertEquals(5f, weight.toFloatArray()[0]);
+        }
+    }
+
     /** As DJL's trainer calls it; DJL itself must not look into such an array. */
     @ParameterizedTest
     @CsvSource({"5", "15"})

@@ -1,6 +1,7 @@
 package org.djlmoe.optimizer;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertDoesNotThrow;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -23,6 +24,9 @@ import net.jqwik.api.constraints.IntRange;
 import org.djlmoe.autograd.StepOptimizer.Slot;
 import org.djlmoe.optimizer.StateTiersTest.Way;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 
 /** Experts without tokens, which only the routing can tell. */
 class IdleExpertsTest {
@@ -205,13 +209,14 @@ class IdleExpertsTest {
         }
     }
 
-    /** A step that is left out has used up its tokens all the same. */
-    @Test
-    void step_leftOut_takesItsLoad() {
+    /** A step that is left out or refused has used up its tokens all the same. */
+    @ParameterizedTest
+    @EnumSource(names = {"SKIP", "RAISE"})
+    void step_notFinite_takesItsLoad(NonFinitePolicy policy) {
         int[] taken = {0};
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
                 OffloadStreamAdamW optimizer =
-                        plain().optNonFinite(NonFinitePolicy.SKIP)
+                        plain().optNonFinite(policy)
                                 .optIdleExperts(
                                         IdleExperts.SKIP,
                                         () -> {
@@ -220,7 +225,12 @@ class IdleExpertsTest {
                                         })
                                 .build()) {
             NDArray w = manager.ones(new Shape(2, 2));
-            step(optimizer, manager, w, new float[] {1, 1, Float.NaN, 1});
+            Executable bad = () -> step(optimizer, manager, w, new float[] {1, 1, Float.NaN, 1});
+            if (policy == NonFinitePolicy.RAISE) {
+                assertThrows(ArithmeticException.class, bad);
+            } else {
+                assertDoesNotThrow(bad);
+            }
             assertEquals(1, taken[0]);
             step(optimizer, manager, w, new float[] {1, 1, 1, 1});
             assertEquals(2, taken[0]);

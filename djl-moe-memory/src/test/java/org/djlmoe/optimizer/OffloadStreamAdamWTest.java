@@ -595,14 +595,34 @@ class OffloadStreamAdamWTest {
                             new Slot("1", "the.path", wide, weight),
                             new Slot("1", "the.path", half, wide),
                             new Slot("1", "the.path", weight, half),
-                            new Slot("1", "the.path", weight, square))) {
+                            new Slot("1", "the.path", weight, square),
+                            new Slot("1", "the.path", square.transpose(), square))) {
                 IllegalArgumentException e =
                         assertThrows(
                                 IllegalArgumentException.class,
                                 () -> bench.optimizer.step(List.of(slot)));
                 assertTrue(e.getMessage().contains("the.path"), e.getMessage());
             }
+            Slot good = new Slot("1", "the.path", weight, weight.duplicate());
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> bench.optimizer.step(List.of(good, good)));
             assertFalse(bench.optimizer.state().paths().contains("the.path"));
+            assertEquals(0, bench.optimizer.updates());
+        }
+    }
+
+    @Test
+    void build_groupsAddedLater_areThoseOfTheNextOptimizer() {
+        OffloadStreamAdamW.Builder builder = builder().optWeightDecay(0);
+        try (Bench first = new Bench(builder.build()).with("w", new Shape(2, 2), 1);
+                Bench second =
+                        new Bench(builder.optLearningRateGroup(path -> true, 0).build())
+                                .with("w", new Shape(2, 2), 1)) {
+            first.step(Map.of("w", new float[] {1}));
+            second.step(Map.of("w", new float[] {1}));
+            assertEquals(0.99f, first.weight("w")[0], 1e-6f);
+            assertEquals(1f, second.weight("w")[0]);
         }
     }
 

@@ -198,6 +198,7 @@ class StateTiersTest {
             float[] before = weight.toFloatArray();
             optimizer.close();
             optimizer.close();
+            assertEquals(0, optimizer.lastStep().stagingBytes());
             assertThrows(IllegalStateException.class, () -> optimizer.step(List.of(slot)));
             assertThrows(
                     IllegalStateException.class, () -> optimizer.update("w", weight, gradient));

@@ -237,12 +237,13 @@ class TrainersTest {
     }
 
     @Test
-    void step_allGradientsNeededWithoutTheBlock_isRefusedWithTheFix() {
+    void step_allGradientsOrPathsNeededWithoutTheBlock_isRefusedWithTheFix() {
         for (OffloadStreamAdamW.Builder builder :
                 List.of(
                         builder().optClipNorm(1),
                         builder().optNonFinite(NonFinitePolicy.SKIP),
-                        builder().optNonFinite(NonFinitePolicy.RAISE))) {
+                        builder().optNonFinite(NonFinitePolicy.RAISE),
+                        builder().optIdleExperts(IdleExperts.SKIP, Map::of))) {
             try (OffloadStreamAdamW optimizer = builder.build();
                     Run run = new Run(network(), optimizer, false)) {
                 run.backward(run.x);
