@@ -3,16 +3,22 @@ package org.djlmoe.maskcoft;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.function.Predicate;
+import org.djlmoe.checkpoint.CheckpointException;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.expert.Experts;
 import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
+import org.djlmoe.optimizer.StateReport;
 import org.djlmoe.optimizer.WarmupCosineTracker;
 import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.MaskedWeights;
@@ -20,6 +26,7 @@ import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
 import org.djlmoe.training.LogitRanges;
+import org.djlmoe.training.TrainingCheckpoint;
 
 /**
  * Stage 2: routers and low-rank adapters of the experts train together under a fixed mask, with
@@ -89,19 +96,61 @@ public final class CoAdaptation {
      * @throws IllegalStateException if the experts have adapters already
      */
     public float[] run(StageListener listener) {
+        try {
+            return run(listener, RunSaves.NONE);
+        } catch (IOException e) {
+            throw new UncheckedIOException("No file was to be touched", e);
+        }
+    }
+
+    /**
+     * Does the same, and saves its state on the way or goes on from a saved one.
+     *
+     * @param listener is told of every step that this call does
+     * @param saves where, how often, from where
+     * @return the loss of every step, those before a saved state included
+     * @throws IllegalStateException if the experts have adapters already
+     * @throws CheckpointException if the saved state is not of this run; the message says what
+     *     differs and what to do
+     * @throws IOException if reading or writing fails
+     */
+    public float[] run(StageListener listener, RunSaves saves) throws IOException {
+        if (halfExperts) {
+            model.narrowExperts();
+        }
+        return run(
+                listener,
+                SavedRun.of(saves, getClass(), seed, options(), model, batches, steps, List.of()));
+    }
+
+    private Map<String, Object> options() {
+        Map<String, Object> options = new LinkedHashMap<>();
+        options.put("steps", steps);
+        options.put("mask", mask == null ? "none" : mask.toJson());
+        options.put("softPrior", softPrior);
+        options.put("softShare", softShare);
+        options.put("logitRanges", logitRanges);
+        options.put("trainRouters", trainRouters);
+        options.put("rank", rank);
+        options.put("alpha", alpha);
+        options.put("learningRate", learningRate);
+        options.put("weights", weights);
+        options.put("halfExperts", halfExperts);
+        return options;
+    }
+
+    /** For experts that are narrowed already, if they are to be. */
+    float[] run(StageListener listener, SavedRun saved) throws IOException {
         Engine.getEngine("PyTorch").setRandomSeed((int) seed);
         List<Experts> attached = new ArrayList<>();
         boolean done = false;
         try {
-            if (halfExperts) {
-                model.narrowExperts();
-            }
             for (MoeBlock layer : model.decoder().moeBlocks()) {
                 LoraExperts adapters = layer.experts().attachAdapters(rank, alpha);
                 attached.add(layer.experts());
                 adapters.initialize(model.manager(), DataType.FLOAT32, new Shape(1));
             }
-            float[] losses = train(listener);
+            float[] losses = train(listener, saved);
             done = true;
             return losses;
         } finally {
@@ -111,7 +160,11 @@ public final class CoAdaptation {
         }
     }
 
-    private float[] train(StageListener listener) {
+    private float[] train(StageListener listener, SavedRun saved) throws IOException {
+        TrainingCheckpoint from = saved.from(SavedRun.ADAPT);
+        if (from != null) {
+            from.loadAdapters(model, trainRouters);
+        }
         Predicate<String> adapter = path -> path.contains(".lora_");
         model.train(trainRouters ? adapter.or(path -> path.endsWith("mlp.gate.weight")) : adapter);
         OffloadStreamAdamW optimizer =
@@ -128,9 +181,10 @@ public final class CoAdaptation {
         float[] losses = new float[steps];
         int softFrom = softPrior == null ? steps : (int) Math.round(steps * (1 - softShare));
         try (LanguageModelTrainer trainer = new LanguageModelTrainer(model, optimizer, seed)) {
-            for (int step = 0; step < steps; step++) {
-                if (mask != null && (step == 0 || step == softFrom)) {
-                    SelectionPrior prior = step == softFrom ? softPrior : SelectionPrior.hardMask();
+            int done = from == null ? 0 : restore(from, optimizer, trainer, losses);
+            for (int step = done; step < steps; step++) {
+                if (mask != null && (step == done || step == softFrom)) {
+                    SelectionPrior prior = step >= softFrom ? softPrior : SelectionPrior.hardMask();
                     new ExpertPrior(mask, SelectionPrior.hardMask())
                             .withWeights(weights)
                             .withLogitRanges(
@@ -144,12 +198,38 @@ public final class CoAdaptation {
                 TokenBatch batch = batches.at(step);
                 losses[step] = trainer.step(batch);
                 listener.step(step + 1, steps, batch.tokens(), losses[step]);
+                saved.saveAdapters(step + 1, steps, model, trainRouters, optimizer, losses);
             }
         } finally {
             optimizer.close();
             ExpertPrior.clear(model.decoder());
         }
         return losses;
+    }
+
+    /** Returns the number of steps that were done before. */
+    private int restore(
+            TrainingCheckpoint from,
+            OffloadStreamAdamW optimizer,
+            LanguageModelTrainer trainer,
+            float[] losses)
+            throws IOException {
+        StateReport report = from.restore(model, optimizer, trainer);
+        float[] before = from.state().losses();
+        if (!report.isComplete()
+                || before.length != from.state().step()
+                || before.length > losses.length) {
+            throw new CheckpointException(
+                    from.folder()
+                            + " is not complete: "
+                            + before.length
+                            + " losses of "
+                            + from.state().step()
+                            + " steps. "
+                            + report);
+        }
+        System.arraycopy(before, 0, losses, 0, before.length);
+        return before.length;
     }
 
     /** Builds a {@link CoAdaptation}. */

@@ -1,6 +1,8 @@
 package org.djlmoe.maskcoft;
 
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.routing.MaskedWeights;
 import org.djlmoe.routing.SelectionPrior;
@@ -308,6 +310,34 @@ public final class MaskCoFTSettings {
 
     Integer cacheSize() {
         return cacheSize;
+    }
+
+    /** All of them but the seed, by name. */
+    Map<String, Object> byName() {
+        Map<String, Object> named = new LinkedHashMap<>();
+        named.put("steps", steps);
+        named.put("softShare", softShare);
+        named.put("rank", rank);
+        named.put("alpha", alpha);
+        named.put("learningRate", learningRate);
+        named.put("weights", weights);
+        named.put("halfExperts", halfExperts);
+        named.put("kept", kept);
+        named.put("keptTotal", keptTotal);
+        named.put("estimator", estimator);
+        named.put("maskSteps", maskSteps);
+        named.put("maskSamples", maskSamples);
+        named.put("maskLearningRate", maskLearningRate);
+        named.put("temperature", temperature);
+        named.put("loadWeight", loadWeight);
+        named.put("softBeta", softBeta);
+        named.put("protectedTop", protectedTop);
+        named.put("cacheSize", cacheSize);
+        named.put("policy", policy);
+        named.put("perplexityLimit", perplexityLimit);
+        named.put("betas", betas);
+        named.put("form", form);
+        return named;
     }
 
     /** Builds {@link MaskCoFTSettings}. */
