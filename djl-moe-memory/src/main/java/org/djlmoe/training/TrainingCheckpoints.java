@@ -173,7 +173,8 @@ public final class TrainingCheckpoints {
                 state.stage().isEmpty() ? null : state.stage(),
                 state.step(),
                 state.seed(),
-                state.settings(),
+                // Sorted, so that equal states are equal files.
+                new TreeMap<>(state.settings()),
                 state.losses());
     }
 
