@@ -72,7 +72,8 @@ class ArchitectureTest {
                                             + " routing vocab"),
                             Map.entry(
                                     "maskcoft",
-                                    "autograd cache data expert io model moe optimizer routing training"),
+                                    "autograd cache checkpoint data expert io model moe optimizer"
+                                            + " routing training"),
                             Map.entry(
                                     "inject",
                                     "autograd maskcoft model moe optimizer training vocab")));

@@ -5,12 +5,18 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
+import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -230,6 +236,46 @@ public final class HfCheckpoint {
     /** Balancing biases are sums of steps that half precision would round away. */
     private static DType dtype(String parameter, SaveOptions options) {
         return parameter.endsWith(BALANCE_BIAS) ? DType.F32 : options.dtype();
+    }
+
+    /**
+     * Tells sets of parameters apart by names, types, shapes and values.
+     *
+     * @param parameters initialized F32 or BF16 parameters by name
+     * @return SHA-256 in hexadecimal
+     */
+    public static String digest(Map<String, Parameter> parameters) {
+        MessageDigest digest;
+        try {
+            digest = MessageDigest.getInstance("SHA-256");
+        } catch (NoSuchAlgorithmException e) {
+            throw new IllegalStateException("Every Java platform has SHA-256", e);
+        }
+        ByteBuffer bytes = ByteBuffer.allocate(1 << 16).order(ByteOrder.LITTLE_ENDIAN);
+        for (Map.Entry<String, Parameter> entry : distinct(parameters).entrySet()) {
+            NDArray array = entry.getValue().getArray();
+            String type = HalfArrays.isHalf(array) ? " BF16 " : " F32 ";
+            String header = entry.getKey() + type + Arrays.toString(array.getShape().getShape());
+            digest.update(header.getBytes(StandardCharsets.UTF_8));
+            try (ParameterIo io = new ParameterIo(array)) {
+                io.read(
+                        0,
+                        array.size(),
+                        (done, piece) -> {
+                            while (piece.hasRemaining()) {
+                                int count = Math.min(piece.remaining(), bytes.capacity() / 4);
+                                FloatBuffer next = piece.slice(piece.position(), count);
+                                bytes.clear().limit(4 * count);
+                                bytes.asFloatBuffer().put(next);
+                                piece.position(piece.position() + count);
+                                digest.update(bytes);
+                            }
+                        });
+            } catch (IOException e) {
+                throw new IllegalStateException("Memory failed to be read", e);
+            }
+        }
+        return HexFormat.of().formatHex(digest.digest());
     }
 
     /** Drops the output projection where it is the embedding itself. */

@@ -1,5 +1,7 @@
 package org.djlmoe.maskcoft;
 
+import java.util.LinkedHashMap;
+import java.util.Map;
 import org.djlmoe.routing.MaskedWeights;
 
 /**
@@ -27,6 +29,19 @@ class AdaptationValues implements Cloneable {
         } catch (CloneNotSupportedException e) {
             throw new AssertionError(e);
         }
+    }
+
+    /** All but the seed, by name. */
+    Map<String, Object> byName() {
+        Map<String, Object> named = new LinkedHashMap<>();
+        named.put("steps", steps);
+        named.put("softShare", softShare);
+        named.put("rank", rank);
+        named.put("alpha", alpha);
+        named.put("learningRate", learningRate);
+        named.put("weights", weights);
+        named.put("halfExperts", halfExperts);
+        return named;
     }
 
     /** Refuses what is out of range. */

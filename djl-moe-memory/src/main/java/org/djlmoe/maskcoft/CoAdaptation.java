@@ -3,22 +3,28 @@ package org.djlmoe.maskcoft;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.Map;
 import java.util.function.Predicate;
+import org.djlmoe.checkpoint.CheckpointException;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.expert.Experts;
 import org.djlmoe.expert.LoraExperts;
 import org.djlmoe.moe.MoeBlock;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
+import org.djlmoe.optimizer.StateReport;
 import org.djlmoe.optimizer.WarmupCosineTracker;
 import org.djlmoe.routing.ExpertMask;
 import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LanguageModelTrainer;
 import org.djlmoe.training.LogitRanges;
+import org.djlmoe.training.TrainingCheckpoint;
 
 /**
  * Stage 2: routers and low-rank adapters of the experts train together under a fixed mask, with
@@ -74,19 +80,62 @@ public final class CoAdaptation {
      * @throws IllegalStateException if the experts have adapters already
      */
     public float[] run(StageListener listener) {
+        try {
+            return run(listener, RunSaves.NONE);
+        } catch (IOException e) {
+            throw new UncheckedIOException("No file was to be touched", e);
+        }
+    }
+
+    /**
+     * Does the same, and saves its state on the way or goes on from a saved one.
+     *
+     * @param listener is told of every step that this call does
+     * @param saves where, how often, from where
+     * @return the loss of every step, those before a saved state included
+     * @throws IllegalStateException if the experts have adapters already
+     * @throws CheckpointException if the saved state is not of this run; the message says what
+     *     differs and what to do
+     * @throws IOException if reading or writing fails
+     */
+    public float[] run(StageListener listener, RunSaves saves) throws IOException {
+        if (values.halfExperts) {
+            model.narrowExperts();
+        }
+        return run(
+                listener,
+                SavedRun.of(
+                        saves,
+                        getClass(),
+                        values.seed,
+                        options(),
+                        model,
+                        batches,
+                        values.steps,
+                        List.of()));
+    }
+
+    private Map<String, Object> options() {
+        Map<String, Object> options = values.byName();
+        options.put("mask", mask == null ? "none" : mask.toJson());
+        options.put("softPrior", softPrior);
+        options.put("logitRanges", logitRanges);
+        options.put("trainRouters", trainRouters);
+        return options;
+    }
+
+    /** For experts that are narrowed already, if they are to be. */
+    float[] run(StageListener listener, SavedRun saved) throws IOException {
         Engine.getEngine("PyTorch").setRandomSeed((int) values.seed);
         List<Experts> attached = new ArrayList<>();
         boolean done = false;
         try {
-            if (values.halfExperts) {
-                model.narrowExperts();
-            }
             for (MoeBlock layer : model.decoder().moeBlocks()) {
                 LoraExperts adapters = layer.experts().attachAdapters(values.rank, values.alpha);
                 attached.add(layer.experts());
                 adapters.initialize(model.manager(), DataType.FLOAT32, new Shape(1));
             }
-            float[] losses = train(listener);
+            float[] losses = train(listener, saved);
             done = true;
             return losses;
         } finally {
@@ -96,7 +145,11 @@ public final class CoAdaptation {
         }
     }
 
-    private float[] train(StageListener listener) {
+    private float[] train(StageListener listener, SavedRun saved) throws IOException {
+        TrainingCheckpoint from = saved.from(SavedRun.ADAPT);
+        if (from != null) {
+            from.loadAdapters(model, trainRouters);
+        }
         int steps = values.steps;
         Predicate<String> adapter = path -> path.contains(".lora_");
         model.train(trainRouters ? adapter.or(path -> path.endsWith("mlp.gate.weight")) : adapter);
@@ -115,9 +168,10 @@ public final class CoAdaptation {
         int softFrom = softPrior == null ? steps : (int) Math.round(steps * (1 - values.softShare));
         try (LanguageModelTrainer trainer =
                 new LanguageModelTrainer(model, optimizer, values.seed)) {
-            for (int step = 0; step < steps; step++) {
-                if (mask != null && (step == 0 || step == softFrom)) {
-                    SelectionPrior prior = step == softFrom ? softPrior : SelectionPrior.hardMask();
+            int done = from == null ? 0 : restore(from, optimizer, trainer, losses);
+            for (int step = done; step < steps; step++) {
+                if (mask != null && (step == done || step == softFrom)) {
+                    SelectionPrior prior = step >= softFrom ? softPrior : SelectionPrior.hardMask();
                     new ExpertPrior(mask, SelectionPrior.hardMask())
                             .withWeights(values.weights)
                             .withLogitRanges(
@@ -131,12 +185,38 @@ public final class CoAdaptation {
                 TokenBatch batch = batches.at(step);
                 losses[step] = trainer.step(batch);
                 listener.step(step + 1, steps, batch.tokens(), losses[step]);
+                saved.saveAdapters(step + 1, steps, model, trainRouters, optimizer, losses);
             }
         } finally {
             optimizer.close();
             ExpertPrior.clear(model.decoder());
         }
         return losses;
+    }
+
+    /** Returns the number of steps that were done before. */
+    private int restore(
+            TrainingCheckpoint from,
+            OffloadStreamAdamW optimizer,
+            LanguageModelTrainer trainer,
+            float[] losses)
+            throws IOException {
+        StateReport report = from.restore(model, optimizer, trainer);
+        float[] before = from.state().losses();
+        if (!report.isComplete()
+                || before.length != from.state().step()
+                || before.length > losses.length) {
+            throw new CheckpointException(
+                    from.folder()
+                            + " is not complete: "
+                            + before.length
+                            + " losses of "
+                            + from.state().step()
+                            + " steps. "
+                            + report);
+        }
+        System.arraycopy(before, 0, losses, 0, before.length);
+        return before.length;
     }
 
     /** Builds a {@link CoAdaptation}. */

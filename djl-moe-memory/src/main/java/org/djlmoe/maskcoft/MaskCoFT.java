@@ -1,10 +1,12 @@
 package org.djlmoe.maskcoft;
 
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import org.djlmoe.checkpoint.CheckpointException;
 import org.djlmoe.data.PackedBatches;
 import org.djlmoe.data.TokenBatch;
 import org.djlmoe.model.MoeConfig;
@@ -14,6 +16,7 @@ import org.djlmoe.routing.SelectionPrior;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.LogitRanges;
+import org.djlmoe.training.TrainingCheckpoint;
 
 /**
  * Masked co-adaptive fine-tuning, the whole recipe: a model becomes cheap to serve from a small
@@ -108,6 +111,8 @@ public final class MaskCoFT {
         }
     }
 
+    private static final String LEARNING_FILE = "mask_learning.safetensors";
+
     private final LanguageModel model;
     private final PackedBatches batches;
     private final Iterable<TokenBatch> validation;
@@ -142,6 +147,27 @@ public final class MaskCoFT {
      * @throws IllegalStateException if the experts have adapters
      */
     public Result run(Listener listener) {
+        try {
+            return run(listener, RunSaves.NONE);
+        } catch (IOException e) {
+            throw new UncheckedIOException("No file was to be touched", e);
+        }
+    }
+
+    /**
+     * Does the same, and saves its state on the way or goes on from a saved one, in whatever stage
+     * that is. States are saved in the first two stages; the third, which only measures, is run
+     * again as a whole.
+     *
+     * @param listener is told of every step that this call does
+     * @param saves where, how often, from where
+     * @return mask, losses and prior, of all steps, those before a saved state included
+     * @throws IllegalStateException if the experts have adapters
+     * @throws CheckpointException if the saved state is not of this run; the message says what
+     *     differs and what to do
+     * @throws IOException if reading or writing fails
+     */
+    public Result run(Listener listener, RunSaves saves) throws IOException {
         for (MoeBlock layer : model.decoder().moeBlocks()) {
             if (layer.experts().adapters() != null) {
                 throw new IllegalStateException(
@@ -151,9 +177,18 @@ public final class MaskCoFT {
         if (settings.halfExperts()) {
             model.narrowExperts();
         }
-        int maskSteps = settings.maskSteps();
-        double[] maskLosses = new double[maskSteps];
-        MaskLearning learning = learning();
+        SavedRun saved =
+                SavedRun.of(
+                        saves,
+                        getClass(),
+                        settings.seed(),
+                        settings.byName(),
+                        model,
+                        batches,
+                        Math.max(settings.maskSteps(), settings.steps()),
+                        validation);
+        MaskLearning learning = learning(saves.from());
+        saved.with(folder -> learning.save(folder.resolve(LEARNING_FILE)));
         ExpertMask mask =
                 MaskSearch.run(
                         model,
@@ -161,10 +196,11 @@ public final class MaskCoFT {
                         learning,
                         new LoadTerm(settings.loadWeight(), cacheSize, settings.policy()),
                         settings.weights(),
-                        maskSteps,
+                        (int) learning.updates(),
+                        settings.maskSteps(),
                         (step, steps, tokens, loss) -> {
-                            maskLosses[step - 1] = loss;
                             listener.step(Stage.MASK, step, steps, tokens, loss);
+                            saved.saveMask(step, steps);
                         });
         float[] losses =
                 CoAdaptation.builder()
@@ -177,13 +213,14 @@ public final class MaskCoFT {
                         .build()
                         .run(
                                 (step, steps, tokens, loss) ->
-                                        listener.step(Stage.ADAPT, step, steps, tokens, loss));
+                                        listener.step(Stage.ADAPT, step, steps, tokens, loss),
+                                saved);
         // Measured again: the routers have trained.
         ExpertPrior hard =
                 new ExpertPrior(mask, SelectionPrior.hardMask())
                         .withWeights(settings.weights())
                         .withLogitRanges(ranges());
-        return new Result(hard, learning.theta(), maskLosses, losses, sweep(hard, listener));
+        return new Result(hard, learning.theta(), learning.losses(), losses, sweep(hard, listener));
     }
 
     /** D of every layer where the form asks for it. */
@@ -195,23 +232,41 @@ public final class MaskCoFT {
 
     /**
      * Starts from what the model itself uses: an expert that nobody asks for is not worth keeping
-     * by default.
+     * by default. Or from what was saved.
      */
-    private MaskLearning learning() {
+    private MaskLearning learning(TrainingCheckpoint from) throws IOException {
         MoeConfig config = model.decoder().config();
-        Evaluation usage = Evaluation.of(model, validation, tokens -> {});
-        return MaskLearning.builder()
-                .setNumLayers(config.numLayers())
-                .setNumExperts(config.numExperts())
-                .setBudget(budget)
-                .setTopK(config.topK())
-                .optEstimator(settings.estimator())
-                .optSamples(settings.maskSamples())
-                .optTemperature(settings.temperature())
-                .optLearningRate(settings.maskLearningRate())
-                .optInitialUsage(usage.trace().usage(), 1)
-                .optSeed(settings.seed())
-                .build();
+        MaskLearning.Builder builder =
+                MaskLearning.builder()
+                        .setNumLayers(config.numLayers())
+                        .setNumExperts(config.numExperts())
+                        .setBudget(budget)
+                        .setTopK(config.topK())
+                        .optEstimator(settings.estimator())
+                        .optSamples(settings.maskSamples())
+                        .optTemperature(settings.temperature())
+                        .optLearningRate(settings.maskLearningRate())
+                        .optSeed(settings.seed());
+        if (from == null) {
+            Evaluation usage = Evaluation.of(model, validation, tokens -> {});
+            return builder.optInitialUsage(usage.trace().usage(), 1).build();
+        }
+        MaskLearning learning = builder.build();
+        learning.load(from.folder().resolve(LEARNING_FILE));
+        boolean masked = from.state().stage().equals(SavedRun.ADAPT);
+        long expected = masked ? settings.maskSteps() : from.state().step();
+        if (learning.updates() != expected) {
+            throw new CheckpointException(
+                    from.folder()
+                            + " is damaged: its "
+                            + LEARNING_FILE
+                            + " has seen "
+                            + learning.updates()
+                            + " updates, not "
+                            + expected
+                            + ". Delete it to go on from the one before");
+        }
+        return learning;
     }
 
     private PriorSweep sweep(ExpertPrior hard, Listener listener) {

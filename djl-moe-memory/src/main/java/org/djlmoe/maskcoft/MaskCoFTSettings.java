@@ -2,6 +2,7 @@ package org.djlmoe.maskcoft;
 
 import java.util.Collections;
 import java.util.List;
+import java.util.Map;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.routing.MaskedWeights;
 import org.djlmoe.routing.SelectionPrior;
@@ -260,6 +261,11 @@ public final class MaskCoFTSettings {
      */
     public SelectionPrior.Form form() {
         return values.form;
+    }
+
+    /** All of them but the seed, by name. */
+    Map<String, Object> byName() {
+        return values.byName();
     }
 
     /** Builds {@link MaskCoFTSettings}. */

@@ -2,6 +2,7 @@ package org.djlmoe.maskcoft;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import org.djlmoe.cache.EvictionPolicy;
 import org.djlmoe.routing.SelectionPrior;
 
@@ -34,6 +35,27 @@ final class MaskCoFTValues extends AdaptationValues {
         // A caller's list may change, and may have nulls until it is checked.
         copy.betas = betas == null ? null : new ArrayList<>(betas);
         return copy;
+    }
+
+    @Override
+    Map<String, Object> byName() {
+        Map<String, Object> named = super.byName();
+        named.put("kept", kept);
+        named.put("keptTotal", keptTotal);
+        named.put("estimator", estimator);
+        named.put("maskSteps", maskSteps);
+        named.put("maskSamples", maskSamples);
+        named.put("maskLearningRate", maskLearningRate);
+        named.put("temperature", temperature);
+        named.put("loadWeight", loadWeight);
+        named.put("softBeta", softBeta);
+        named.put("protectedTop", protectedTop);
+        named.put("cacheSize", cacheSize);
+        named.put("policy", policy);
+        named.put("perplexityLimit", perplexityLimit);
+        named.put("betas", betas);
+        named.put("form", form);
+        return named;
     }
 
     @Override

@@ -1,8 +1,13 @@
 package org.djlmoe.maskcoft;
 
+import java.io.IOException;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
+import org.djlmoe.io.SafetensorsException;
 import org.djlmoe.routing.ExpertMask;
 
 /**
@@ -25,7 +30,8 @@ import org.djlmoe.routing.ExpertMask;
  * layers want more samples or steps. When the right mask is that of the most used experts anyway,
  * {@link ExpertMask#mostFrequent} costs nothing; compare with it.
  *
- * <p>The randomness of a sample comes from (seed, step, sample, layer) alone. Not thread safe.
+ * <p>The randomness of a sample comes from (seed, step, sample, layer) alone, so what {@link #save}
+ * writes is all that another process needs to go on, to the bit. Not thread safe.
  */
 public final class MaskLearning {
 
@@ -46,6 +52,7 @@ public final class MaskLearning {
 
     private final double[][] mean;
     private final double[][] variance;
+    private final List<Double> losses = new ArrayList<>();
     private long updates;
     private long dropped;
 
@@ -122,6 +129,7 @@ public final class MaskLearning {
      */
     public void update(List<MaskSample> proposed, List<MaskOutcome> outcomes) {
         double[][] gradient = gradient(proposed, outcomes);
+        losses.add(outcomes.stream().mapToDouble(MaskOutcome::loss).average().orElseThrow());
         dropped += outcomes.stream().filter(outcome -> !outcome.isFinite()).count();
         updates++;
         double correction1 = 1 - Math.pow(BETA1, updates);
@@ -238,6 +246,69 @@ public final class MaskLearning {
      */
     public long droppedSamples() {
         return dropped;
+    }
+
+    /**
+     * Returns the mean loss of the samples of every update, those whose loss was not finite
+     * included.
+     *
+     * @return [updates]; a copy
+     */
+    public double[] losses() {
+        return losses.stream().mapToDouble(Double::doubleValue).toArray();
+    }
+
+    /** Returns how many masks are tried a step. */
+    int samples() {
+        return samples;
+    }
+
+    /**
+     * Writes what has been learnt, with Adam's state.
+     *
+     * @param file the file; its folder must exist
+     * @throws IOException if writing fails
+     */
+    public void save(Path file) throws IOException {
+        MaskLearningFile.write(file, settings(), dropped, state(), losses());
+    }
+
+    /**
+     * Goes on where another learner of the same settings was saved. What {@link #propose} returned
+     * before is of no more use.
+     *
+     * @param file what {@link #save} has written
+     * @throws SafetensorsException if it is no such file or is broken, or is of a learner with
+     *     other settings, layers or experts; nothing has changed then
+     * @throws IOException if it cannot be read; nothing has changed then
+     */
+    public void load(Path file) throws IOException {
+        Map<String, double[][]> state = state();
+        MaskLearningFile.Contents read = MaskLearningFile.read(file, settings(), state);
+        state.forEach(
+                (name, matrix) -> {
+                    for (int l = 0; l < matrix.length; l++) {
+                        System.arraycopy(read.matrices().get(name)[l], 0, matrix[l], 0, experts);
+                    }
+                });
+        losses.clear();
+        Arrays.stream(read.losses()).forEach(losses::add);
+        updates = losses.size();
+        dropped = read.dropped();
+    }
+
+    /** The live arrays that an update changes. */
+    private Map<String, double[][]> state() {
+        Map<String, double[][]> state = new LinkedHashMap<>();
+        state.put("theta", theta);
+        state.put("exp_avg", mean);
+        state.put("exp_avg_sq", variance);
+        return state;
+    }
+
+    private String settings() {
+        return "%s, %s, %d samples, temperature %s, learning rate %s, seed %d"
+                .formatted(estimator, budget, samples, temperature, learningRate, seed);
     }
 
     @Override

@@ -3,6 +3,8 @@ package org.djlmoe.maskcoft;
 import ai.djl.nn.Parameter;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -64,12 +66,44 @@ public final class MaskSearch {
             MaskedWeights weights,
             int steps,
             StageListener listener) {
+        try {
+            return run(
+                    model,
+                    batches,
+                    learning,
+                    loads,
+                    weights,
+                    0,
+                    steps,
+                    (step, all, tokens, loss) -> listener.step(step, all, tokens, loss));
+        } catch (IOException e) {
+            throw new UncheckedIOException("No file was to be touched", e);
+        }
+    }
+
+    /** Is told of a step that is done, and may save. */
+    @FunctionalInterface
+    interface AfterStep {
+        void run(int step, int steps, long tokens, double loss) throws IOException;
+    }
+
+    /** Learns on after the first steps, which the learner has done before. */
+    static ExpertMask run(
+            LanguageModel model,
+            PackedBatches batches,
+            MaskLearning learning,
+            LoadTerm loads,
+            MaskedWeights weights,
+            int done,
+            int steps,
+            AfterStep after)
+            throws IOException {
         Runner runner =
                 learning.estimator().needsBackward()
-                        ? backward(model, learning, loads, weights)
+                        ? backward(model, learning, loads, weights, done)
                         : new Forward(model, loads, weights);
         try (runner) {
-            for (int step = 0; step < steps; step++) {
+            for (int step = done; step < steps; step++) {
                 TokenBatch batch = batches.at(step);
                 List<MaskSample> samples = learning.propose(step);
                 List<MaskOutcome> outcomes = new ArrayList<>();
@@ -79,7 +113,7 @@ public final class MaskSearch {
                 learning.update(samples, outcomes);
                 double mean =
                         outcomes.stream().mapToDouble(MaskOutcome::loss).average().orElseThrow();
-                listener.step(step + 1, steps, (long) batch.tokens() * samples.size(), mean);
+                after.run(step + 1, steps, (long) batch.tokens() * samples.size(), mean);
             }
         }
         return learning.mask();
@@ -96,9 +130,13 @@ public final class MaskSearch {
     }
 
     private static Runner backward(
-            LanguageModel model, MaskLearning learning, LoadTerm loads, MaskedWeights weights) {
+            LanguageModel model,
+            MaskLearning learning,
+            LoadTerm loads,
+            MaskedWeights weights,
+            int done) {
         check(learning.estimator(), loads.lambda());
-        return new Backward(model, learning, weights);
+        return new Backward(model, learning, weights, done);
     }
 
     /** Runs a batch under a mask. */
@@ -134,7 +172,7 @@ public final class MaskSearch {
         private final Map<Parameter, Boolean> frozen = new LinkedHashMap<>();
         private final LanguageModelTrainer trainer;
 
-        Backward(LanguageModel model, MaskLearning learning, MaskedWeights weights) {
+        Backward(LanguageModel model, MaskLearning learning, MaskedWeights weights, int done) {
             model.decoder()
                     .namedParameters()
                     .values()
@@ -159,6 +197,7 @@ public final class MaskSearch {
                 }
             }
             trainer = made;
+            trainer.resumeAt((long) done * learning.samples());
         }
 
         private void restore() {

@@ -68,8 +68,8 @@ import org.slf4j.LoggerFactory;
  * at a time, named by a number, so what depends on all of them or on paths (the global norm,
  * leaving out a whole step, experts without tokens) needs {@link Builder#optModel} or {@link
  * Builder#optBlock} there; so do groups that go by paths. Gradients are set to zero; an array that
- * is handed to {@link #update} as a gradient may be changed. A parameter that no gradient has
- * ever reached is left as it is; later, where PyTorch would have none, DJL has a gradient of zeros.
+ * is handed to {@link #update} as a gradient may be changed. A parameter that no gradient has ever
+ * reached is left as it is; later, where PyTorch would have none, DJL has a gradient of zeros.
  *
  * <p>When not to use it: weights are floats of 16 or 32 bits on one device; everything else is
  * refused. The path for GPUs is the one that {@code optStaged} takes on the CPU, and is untested

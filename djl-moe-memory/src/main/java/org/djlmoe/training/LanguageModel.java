@@ -57,10 +57,12 @@ public final class LanguageModel implements AutoCloseable {
 
     private final Model model;
     private final MoeDecoder decoder;
+    private final Chunks chunks;
     private final RingDtpLoss loss;
     private final RingDtpLoss tokenLoss;
 
     private LanguageModel(MoeConfig config, Chunks chunks) {
+        this.chunks = chunks;
         this.decoder = new MoeDecoder(config, chunks.moeTokens());
         this.loss = RingDtpLoss.builder().optBlockTokens(chunks.vocabTokens()).build();
         this.tokenLoss =
@@ -280,6 +282,26 @@ public final class LanguageModel implements AutoCloseable {
      */
     public MoeDecoder decoder() {
         return decoder;
+    }
+
+    /**
+     * Returns the sizes of what runs piece by piece. Sums in other pieces differ in their last
+     * bits.
+     *
+     * @return the sizes that the model was made with
+     */
+    public Chunks chunks() {
+        return chunks;
+    }
+
+    /**
+     * Tells models apart by their weights, without adapters. It reads all of them, which takes
+     * about as long as reading a checkpoint from memory.
+     *
+     * @return SHA-256 of names, types, shapes and values, in hexadecimal
+     */
+    public String digest() {
+        return HfCheckpoint.digest(decoder.checkpointParameters());
     }
 
     /**

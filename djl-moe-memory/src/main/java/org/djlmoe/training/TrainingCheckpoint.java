@@ -2,14 +2,16 @@ package org.djlmoe.training;
 
 import java.io.IOException;
 import java.nio.file.Path;
+import org.djlmoe.checkpoint.CheckpointException;
+import org.djlmoe.checkpoint.PeftAdapter;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
 import org.djlmoe.optimizer.StateReport;
 
 /**
  * A complete saved state of a training run.
  *
- * @param folder a Hugging Face checkpoint folder, in F32, with the optimizer's state and the run's
- *     beside the weights
+ * @param folder a Hugging Face checkpoint folder, in F32, or an adapter in the format of Hugging
+ *     Face PEFT, with the optimizer's state and the run's beside the weights
  * @param state how far the run was
  */
 public record TrainingCheckpoint(Path folder, TrainingState state) {
@@ -26,6 +28,31 @@ public record TrainingCheckpoint(Path folder, TrainingState state) {
      */
     public LanguageModel loadModel(LanguageModel.Chunks chunks) throws IOException {
         return LanguageModel.load(folder, chunks);
+    }
+
+    /**
+     * Fills a model's adapters, and its routers where those have trained too.
+     *
+     * @param model the model that the run began with; its experts have adapters of the same rank
+     * @param routers whether routers have trained
+     * @throws CheckpointException if what was saved is of another model, another rank, or has
+     *     routers where they have not trained; nothing has changed then
+     * @throws IOException if a file is missing or broken
+     */
+    public void loadAdapters(LanguageModel model, boolean routers) throws IOException {
+        PeftAdapter adapter = PeftAdapter.open(folder, model.decoder().config());
+        if (adapter.hasRouters() != routers) {
+            throw new CheckpointException(
+                    folder
+                            + (routers
+                                    ? ": has no routers, but they train in this run"
+                                    : ": has routers, but they do not train in this run"));
+        }
+        try {
+            adapter.load(model.decoder().namedParameters());
+        } catch (IllegalArgumentException e) {
+            throw new CheckpointException(folder + ": does not fit the model: " + e.getMessage());
+        }
     }
 
     /**

@@ -25,7 +25,8 @@ import org.djlmoe.io.AtomicFolders;
 import org.djlmoe.optimizer.OffloadStreamAdamW;
 
 /**
- * The saved states of a training run, in one folder: {@code checkpoint-000001-step-100} and so on.
+ * The saved states of a training run, in one folder: {@code checkpoint-000001-step-100} and so on,
+ * or {@code checkpoint-000001-STAGE-step-100} in a run of several stages.
  *
  * <p>Each is written under a hidden name, forced to the disk and renamed when it is complete. So
  * whatever has its name is complete, at whatever moment the process is killed, and only then are
@@ -34,8 +35,10 @@ import org.djlmoe.optimizer.OffloadStreamAdamW;
  * <p>Memory beside the model and the state: a few MB. Disk: 4 bytes a parameter, 8 more for each
  * that trains, times one more than are kept. A save takes the time to write that; training waits.
  *
- * <p>One process at a time may save into a folder. Not for models whose experts have adapters:
- * {@link LanguageModel#save} refuses them.
+ * <p>Where adapters of frozen experts train, {@link #saveAdapters} leaves out the frozen weights:
+ * the run goes on with the model that it began with, and the adapters on top.
+ *
+ * <p>One process at a time may save into a folder.
  */
 public final class TrainingCheckpoints {
 
@@ -46,14 +49,20 @@ public final class TrainingCheckpoints {
     private static final Gson GSON =
             new GsonBuilder().serializeSpecialFloatingPointValues().create();
 
-    private static final Pattern NAME = Pattern.compile("checkpoint-(\\d{6,18})-step-(\\d+)");
+    private static final Pattern NAME =
+            Pattern.compile("checkpoint-(\\d{6,18})(-[a-z_]+)?-step-(\\d+)");
 
     private final Path folder;
     private final int kept;
 
     /** What the file holds. */
     private record StateJson(
-            String format, Long step, Long seed, Map<String, String> settings, float[] losses) {}
+            String format,
+            String stage,
+            Long step,
+            Long seed,
+            Map<String, String> settings,
+            float[] losses) {}
 
     /**
      * Names the folder; nothing is read or written yet.
@@ -73,24 +82,84 @@ public final class TrainingCheckpoints {
     /**
      * Saves a run after an update, when no gradients are pending.
      *
-     * @param model its weights
+     * @param model its weights; its experts have no adapters
      * @param optimizer its optimizer
      * @param state how far it is
      * @return what was saved
+     * @throws IllegalStateException if experts have adapters
      * @throws IOException if writing fails; what was saved before is untouched then
      */
     public TrainingCheckpoint save(
             LanguageModel model, OffloadStreamAdamW optimizer, TrainingState state)
             throws IOException {
+        // Stacked experts are the model's own layout: fewer tensors, nothing is taken apart.
+        SaveOptions options = SaveOptions.builder().optLayout(Layout.FUSED).build();
+        return save(
+                state,
+                partial -> {
+                    model.save(partial, options);
+                    optimizer.save(partial.resolve(TrainingCheckpoint.OPTIMIZER_FILE));
+                });
+    }
+
+    /**
+     * Saves a run in which adapters train, and perhaps routers, after an update, when no gradients
+     * are pending. All other weights are left out.
+     *
+     * @param model its experts have adapters
+     * @param routers whether routers train too
+     * @param optimizer the optimizer
+     * @param state how far the run is
+     * @param more writes further files of the caller's
+     * @return what was saved
+     * @throws IllegalStateException if not every layer has adapters
+     * @throws IOException if writing fails; what was saved before is untouched then
+     */
+    public TrainingCheckpoint saveAdapters(
+            LanguageModel model,
+            boolean routers,
+            OffloadStreamAdamW optimizer,
+            TrainingState state,
+            AtomicFolders.Contents more)
+            throws IOException {
+        return save(
+                state,
+                partial -> {
+                    model.saveAdapter(partial, null, routers);
+                    optimizer.save(partial.resolve(TrainingCheckpoint.OPTIMIZER_FILE));
+                    more.writeTo(partial);
+                });
+    }
+
+    /**
+     * Saves a run whose weights and optimizer are the caller's own.
+     *
+     * @param state how far it is
+     * @param contents writes everything else that it needs to go on
+     * @return what was saved
+     * @throws IOException if writing fails; what was saved before is untouched then
+     */
+    public TrainingCheckpoint save(TrainingState state, AtomicFolders.Contents contents)
+            throws IOException {
         Files.createDirectories(folder);
         AtomicFolders.deleteLeftovers(folder);
         TreeMap<Long, Path> before = complete();
         long number = before.isEmpty() ? 1 : before.lastKey() + 1;
+        String stage = state.stage().isEmpty() ? "" : "-" + state.stage();
         Path target =
                 folder.resolve(
                         String.format(
-                                Locale.ROOT, "checkpoint-%06d-step-%d", number, state.step()));
-        AtomicFolders.write(target, partial -> write(partial, model, optimizer, state));
+                                Locale.ROOT,
+                                "checkpoint-%06d%s-step-%d",
+                                number,
+                                stage,
+                                state.step()));
+        AtomicFolders.write(
+                target,
+                partial -> {
+                    contents.writeTo(partial);
+                    AtomicFiles.writeString(partial.resolve(STATE_FILE), GSON.toJson(json(state)));
+                });
         before.put(number, target);
         while (before.size() > kept) {
             AtomicFolders.delete(before.pollFirstEntry().getValue());
@@ -98,15 +167,15 @@ public final class TrainingCheckpoints {
         return new TrainingCheckpoint(target, state);
     }
 
-    private static void write(
-            Path target, LanguageModel model, OffloadStreamAdamW optimizer, TrainingState state)
-            throws IOException {
-        // Stacked experts are the model's own layout: fewer tensors, nothing is taken apart.
-        model.save(target, SaveOptions.builder().optLayout(Layout.FUSED).build());
-        optimizer.save(target.resolve(TrainingCheckpoint.OPTIMIZER_FILE));
-        StateJson json =
-                new StateJson(FORMAT, state.step(), state.seed(), state.settings(), state.losses());
-        AtomicFiles.writeString(target.resolve(STATE_FILE), GSON.toJson(json));
+    private static StateJson json(TrainingState state) {
+        return new StateJson(
+                FORMAT,
+                state.stage().isEmpty() ? null : state.stage(),
+                state.step(),
+                state.seed(),
+                // Sorted, so that equal states are equal files.
+                new TreeMap<>(state.settings()),
+                state.losses());
     }
 
     /**
@@ -164,7 +233,12 @@ public final class TrainingCheckpoints {
             }
             return new TrainingCheckpoint(
                     checkpoint,
-                    new TrainingState(json.step, json.seed, json.losses, json.settings));
+                    new TrainingState(
+                            json.stage == null ? "" : json.stage,
+                            json.step,
+                            json.seed,
+                            json.losses,
+                            json.settings));
         } catch (JsonParseException | CharacterCodingException e) {
             throw new CheckpointException(
                     file

@@ -6,7 +6,9 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.training.tracker.Tracker;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -317,6 +319,86 @@ class TrainingCheckpointsTest {
                         run.train(2);
                     }
                 });
+    }
+
+    @Test
+    void save_stageIsNamed_comesBackAndStandsInTheName() throws IOException {
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder, 2);
+        TrainingState state = new TrainingState("warm_up", 3, SEED, new float[0], SETTINGS);
+        checkpoints.save(state, partial -> Files.writeString(partial.resolve("mine"), "x"));
+        TrainingCheckpoint latest = checkpoints.latest().orElseThrow();
+        assertEquals(state, latest.state());
+        assertEquals("checkpoint-000001-warm_up-step-3", latest.folder().getFileName().toString());
+        assertEquals("x", Files.readString(latest.folder().resolve("mine")));
+        for (String bad : List.of("Two", "a b", "../x", "a-step-1")) {
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> new TrainingState(bad, 0, SEED, new float[0], SETTINGS));
+        }
+    }
+
+    private static LanguageModel adapted(int rank) {
+        LanguageModel model =
+                LanguageModel.create(config().build(), LanguageModel.Chunks.DEFAULT, SEED);
+        model.decoder()
+                .moeBlocks()
+                .forEach(
+                        layer ->
+                                layer.experts()
+                                        .attachAdapters(rank, 2)
+                                        .initialize(
+                                                model.manager(), DataType.FLOAT32, new Shape(1)));
+        model.train(path -> path.contains(".lora_"));
+        return model;
+    }
+
+    /** One step of adapters alone in a loop of one's own, saved and gone on from. */
+    @Test
+    void loadAdapters_ownLoop_goesOnToTheBitAndRefusesWhatDoesNotFit() throws IOException {
+        TrainingCheckpoints checkpoints = new TrainingCheckpoints(folder, 1);
+        Map<String, String> none = Map.of();
+        float[] losses = new float[3];
+        try (LanguageModel model = adapted(2);
+                OffloadStreamAdamW optimizer = adapterOptimizer(model);
+                LanguageModelTrainer trainer = new LanguageModelTrainer(model, optimizer, SEED)) {
+            for (int step = 0; step < 3; step++) {
+                losses[step] = trainer.step(BATCHES.at(step));
+                if (step == 0) {
+                    TrainingState state = new TrainingState(1, SEED, new float[0], none);
+                    checkpoints.saveAdapters(model, false, optimizer, state, partial -> {});
+                }
+            }
+            assertThrows(
+                    IllegalStateException.class,
+                    () ->
+                            checkpoints.save(
+                                    model, optimizer, new TrainingState(3, SEED, losses, none)));
+        }
+        TrainingCheckpoint saved = checkpoints.latest().orElseThrow();
+        try (LanguageModel model = adapted(2);
+                OffloadStreamAdamW optimizer = adapterOptimizer(model)) {
+            saved.loadAdapters(model, false);
+            try (LanguageModelTrainer trainer = new LanguageModelTrainer(model, optimizer, SEED)) {
+                assertTrue(saved.restore(model, optimizer, trainer).isComplete());
+                assertEquals(losses[1], trainer.step(BATCHES.at(1)));
+                assertEquals(losses[2], trainer.step(BATCHES.at(2)));
+            }
+            CheckpointException e =
+                    assertThrows(CheckpointException.class, () -> saved.loadAdapters(model, true));
+            assertTrue(e.getMessage().contains("has no routers"), e.getMessage());
+        }
+        try (LanguageModel other = adapted(3)) {
+            CheckpointException e =
+                    assertThrows(CheckpointException.class, () -> saved.loadAdapters(other, false));
+            assertTrue(e.getMessage().contains("does not fit the model"), e.getMessage());
+        }
+    }
+
+    private static OffloadStreamAdamW adapterOptimizer(LanguageModel model) {
+        return OffloadStreamAdamW.builder()
+                .setLearningRateTracker(Tracker.fixed(0.05f))
+                .optBlock(model.decoder())
+                .build();
     }
 
     @Test

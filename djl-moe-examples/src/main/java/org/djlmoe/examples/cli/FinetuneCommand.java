@@ -4,6 +4,9 @@ import java.io.IOException;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.Locale;
+import java.util.Map;
+import java.util.Optional;
+import java.util.TreeMap;
 import java.util.concurrent.Callable;
 import org.djlmoe.checkpoint.SaveOptions;
 import org.djlmoe.data.PackedBatches;
@@ -17,6 +20,7 @@ import org.djlmoe.maskcoft.ExpertPrior;
 import org.djlmoe.maskcoft.MaskCoFT;
 import org.djlmoe.maskcoft.MaskCoFTSettings;
 import org.djlmoe.maskcoft.MaskEstimator;
+import org.djlmoe.maskcoft.RunSaves;
 import org.djlmoe.model.MoeConfig;
 import org.djlmoe.plan.MemoryPlan;
 import org.djlmoe.plan.PeakMeter;
@@ -24,6 +28,7 @@ import org.djlmoe.plan.PlanSettings;
 import org.djlmoe.routing.MaskedWeights;
 import org.djlmoe.training.Evaluation;
 import org.djlmoe.training.LanguageModel;
+import org.djlmoe.training.TrainingCheckpoint;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
@@ -31,7 +36,11 @@ import picocli.CommandLine.Option;
 /** {@code moe finetune}: fine-tunes a model on one language of the parliament transcripts. */
 @Command(
         name = "finetune",
-        description = "Fine-tune a model on one language of the parliament transcripts.",
+        description = {
+            "Fine-tune a model on one language of the parliament transcripts.",
+            "--save-every counts the steps of each stage, of the mask and of training, and saves at"
+                    + " the end of a stage too; --resume goes on in any stage."
+        },
         mixinStandardHelpOptions = true,
         versionProvider = Moe.Version.class,
         sortOptions = false)
@@ -39,6 +48,7 @@ final class FinetuneCommand implements Callable<Integer> {
 
     private static final int VALIDATION_ROWS = 64;
     private static final int EVALUATION_BATCH = 16;
+    private static final String TRAINING = "training";
 
     /** What trains, and under which mask. */
     enum Method {
@@ -53,6 +63,7 @@ final class FinetuneCommand implements Callable<Integer> {
     @Mixin private CommonOptions options;
     @Mixin private OutputDirectory out;
     @Mixin private Memory memory;
+    @Mixin private SavedStates saved;
 
     @Option(
             names = "--method",
@@ -200,6 +211,7 @@ final class FinetuneCommand implements Callable<Integer> {
         Arguments.positive("--rank", rank);
         Arguments.positive("--mask-steps", maskSteps);
         Arguments.positive("--learning-rate", learningRate);
+        saved.check();
         Language only = Arguments.language(language);
         Path folder = out.create(Path.of("runs", "finetune"));
         options.keepJsonOutside(folder);
@@ -225,6 +237,8 @@ final class FinetuneCommand implements Callable<Integer> {
                             + " tokens at most");
         }
         checkMaskOptions(start.config());
+        Map<String, String> settings = settings(only);
+        Optional<TrainingCheckpoint> last = saved.start(folder, settings);
         TextData text = TextData.load(only, sequence);
         PackedBatches batches = text.train().batches(batch, options.seed());
         // No more rows at a time than the plan is made for.
@@ -244,7 +258,8 @@ final class FinetuneCommand implements Callable<Integer> {
             options.text().print(plan);
         }
         try (PeakMeter meter = PeakMeter.start();
-                LanguageModel model = load(start, Memory.chunks(plan))) {
+                LanguageModel model = load(start, SavedStates.chunks(last, plan, settings))) {
+            RunSaves saves = saved.of(folder, last, settings);
             List<float[]> routers = Moved.routers(model);
             double before = Evaluation.of(model, validation, t -> {}).perplexity();
             long begin = System.nanoTime();
@@ -252,11 +267,26 @@ final class FinetuneCommand implements Callable<Integer> {
             float[] losses;
             long tokens;
             try (StageProgress progress = new StageProgress(options)) {
+                last.ifPresent(from -> progress.after(label(from), (int) from.state().step()));
                 if (method == Method.MASKCOFT) {
-                    result = maskcoft(model, batches, validation, progress);
+                    MaskCoFT recipe = maskcoft(model, batches, validation);
+                    result =
+                            SavedStates.explained(
+                                    () ->
+                                            recipe.run(
+                                                    (s, i, n, t, x) ->
+                                                            progress.step(label(s), i, n, t, x),
+                                                    saves));
                     losses = result.losses();
                 } else {
-                    losses = adapt(model, batches, progress);
+                    CoAdaptation recipe = adapt(model, batches);
+                    losses =
+                            SavedStates.explained(
+                                    () ->
+                                            recipe.run(
+                                                    (i, n, t, x) ->
+                                                            progress.step(TRAINING, i, n, t, x),
+                                                    saves));
                 }
                 tokens = progress.tokens();
             }
@@ -286,6 +316,8 @@ final class FinetuneCommand implements Callable<Integer> {
                             Memory.megabytes(plan.peakBytes()),
                             folder.toString(),
                             adapterOut == null ? null : adapterOut.toString(),
+                            last.map(from -> label(from)).orElse(null),
+                            last.map(from -> (int) from.state().step()).orElse(0),
                             moved,
                             losses);
             print(report, prior);
@@ -375,25 +407,48 @@ final class FinetuneCommand implements Callable<Integer> {
         }
     }
 
-    private MaskCoFT.Result maskcoft(
-            LanguageModel model,
-            PackedBatches batches,
-            Iterable<TokenBatch> validation,
-            StageProgress progress) {
+    /** What decides the run besides model and text; what is not here may change when it goes on. */
+    private Map<String, String> settings(Language only) {
+        Map<String, String> settings = new TreeMap<>();
+        settings.put("--method", method.name().toLowerCase(Locale.ROOT));
+        settings.put("--language", only.code());
+        settings.put("--steps", Integer.toString(steps));
+        settings.put("--batch", Integer.toString(batch));
+        settings.put("--sequence", Integer.toString(sequence));
+        settings.put("--learning-rate", Double.toString(learningRate));
+        settings.put("--rank", Integer.toString(rank));
+        settings.put("--half-experts", Boolean.toString(halfExperts));
+        settings.put("--seed", Long.toString(options.seed()));
+        put(settings, "--mask-steps", method == Method.MASKCOFT ? maskSteps : null);
+        put(settings, "--kept", kept);
+        put(settings, "--kept-total", keptTotal);
+        put(settings, "--estimator", estimator);
+        put(settings, "--excluded", excluded);
+        put(settings, "--load-weight", loadWeight);
+        put(settings, "--mask-weights", maskWeights);
+        return settings;
+    }
+
+    private static void put(Map<String, String> settings, String option, Object value) {
+        settings.put(option, value == null ? "default" : value.toString().toLowerCase(Locale.ROOT));
+    }
+
+    private String label(TrainingCheckpoint from) {
+        return method == Method.MASKCOFT ? from.state().stage() : TRAINING;
+    }
+
+    private static String label(MaskCoFT.Stage stage) {
+        return stage.name().toLowerCase(Locale.ROOT);
+    }
+
+    private MaskCoFT maskcoft(
+            LanguageModel model, PackedBatches batches, Iterable<TokenBatch> validation) {
         return MaskCoFT.builder()
                 .setModel(model)
                 .setBatches(batches)
                 .setValidation(validation)
                 .optSettings(recipe())
-                .build()
-                .run(
-                        (stage, step, total, tokens, loss) ->
-                                progress.step(
-                                        stage.name().toLowerCase(Locale.ROOT),
-                                        step,
-                                        total,
-                                        tokens,
-                                        loss));
+                .build();
     }
 
     private MaskCoFTSettings recipe() {
@@ -428,7 +483,7 @@ final class FinetuneCommand implements Callable<Integer> {
         return recipe.build();
     }
 
-    private float[] adapt(LanguageModel model, PackedBatches batches, StageProgress progress) {
+    private CoAdaptation adapt(LanguageModel model, PackedBatches batches) {
         return CoAdaptation.builder()
                 .setModel(model)
                 .setBatches(batches)
@@ -438,10 +493,7 @@ final class FinetuneCommand implements Callable<Integer> {
                 .optHalfExperts(halfExperts)
                 .optLearningRate(learningRate)
                 .optSeed(options.seed())
-                .build()
-                .run(
-                        (step, total, tokens, loss) ->
-                                progress.step("training", step, total, tokens, loss));
+                .build();
     }
 
     private static void save(LanguageModel model, MaskCoFT.Result result, Path folder)
@@ -458,6 +510,12 @@ final class FinetuneCommand implements Callable<Integer> {
     }
 
     private void print(Report report, ExpertPrior prior) {
+        if (report.resumed_stage() != null) {
+            options.text()
+                    .printf(
+                            "went on after step %d of %s%n",
+                            report.resumed_from(), report.resumed_stage());
+        }
         options.text()
                 .printf(
                         Locale.ROOT,
@@ -490,6 +548,8 @@ final class FinetuneCommand implements Callable<Integer> {
             double planned_peak_mb,
             String model,
             String adapter,
+            String resumed_stage,
+            int resumed_from,
             Moved moved,
             float[] losses) {}
 }

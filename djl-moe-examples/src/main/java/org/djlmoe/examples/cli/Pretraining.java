@@ -40,9 +40,6 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
     static final double LEARNING_RATE = 3e-3;
     static final double BALANCE = 0.01;
 
-    private static final String MOE_CHUNK = "moe_chunk_tokens";
-    private static final String VOCAB_BLOCK = "vocab_block_tokens";
-
     /** Rows of held-out text for the closing figure. */
     private static final int VALIDATION_ROWS = 256;
 
@@ -91,9 +88,7 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
         if (options.verbose()) {
             options.text().print(plan);
         }
-        LanguageModel.Chunks chunks = chunks(last, plan);
-        settings.put(MOE_CHUNK, Integer.toString(chunks.moeTokens()));
-        settings.put(VOCAB_BLOCK, Integer.toString(chunks.vocabTokens()));
+        LanguageModel.Chunks chunks = SavedStates.chunks(last, plan, settings);
         float[] losses = new float[steps];
         int from = last.isEmpty() ? 0 : (int) last.get().state().step();
         if (from > 0) {
@@ -149,26 +144,6 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
         return settings;
     }
 
-    /** Other chunks add up in another order, so a run keeps those that it was started with. */
-    private static LanguageModel.Chunks chunks(Optional<TrainingCheckpoint> last, MemoryPlan plan) {
-        if (last.isEmpty()) {
-            return Memory.chunks(plan);
-        }
-        Map<String, String> before = last.get().state().settings();
-        try {
-            return new LanguageModel.Chunks(
-                    Integer.parseInt(before.get(MOE_CHUNK)),
-                    Integer.parseInt(before.get(VOCAB_BLOCK)));
-        } catch (NumberFormatException e) {
-            throw new UserError(
-                    "--resume: "
-                            + last.get().folder()
-                            + " does not say which chunks the run had; it was not saved by moe"
-                            + " train",
-                    e);
-        }
-    }
-
     private LanguageModel model(
             Optional<TrainingCheckpoint> last, LanguageModel.Chunks chunks, long seed)
             throws IOException {
@@ -208,7 +183,7 @@ record Pretraining(Preset preset, int steps, int batch, double learningRate, dou
                 StageProgress progress = new StageProgress(run.options)) {
             if (last.isPresent()) {
                 SavedStates.explained(() -> last.get().restore(model, optimizer, trainer));
-                progress.after((int) trainer.batches());
+                progress.after("training", (int) trainer.batches());
             }
             for (int step = (int) trainer.batches(); step < steps; step++) {
                 TokenBatch tokens = run.batches.at(step);

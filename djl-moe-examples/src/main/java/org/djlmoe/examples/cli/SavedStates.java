@@ -8,8 +8,13 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.Set;
+import java.util.stream.Collectors;
 import org.djlmoe.checkpoint.CheckpointException;
 import org.djlmoe.io.SafetensorsException;
+import org.djlmoe.maskcoft.RunSaves;
+import org.djlmoe.plan.MemoryPlan;
+import org.djlmoe.training.LanguageModel;
 import org.djlmoe.training.TrainingCheckpoint;
 import org.djlmoe.training.TrainingCheckpoints;
 import picocli.CommandLine.Option;
@@ -19,6 +24,8 @@ final class SavedStates {
 
     private static final String FOLDER = "checkpoints";
     private static final int KEPT = 2;
+    private static final String MOE_CHUNK = "moe_chunk_tokens";
+    private static final String VOCAB_BLOCK = "vocab_block_tokens";
 
     @Option(
             names = "--save-every",
@@ -53,6 +60,47 @@ final class SavedStates {
     /** Returns the saved states of a run. */
     TrainingCheckpoints in(Path out) {
         return new TrainingCheckpoints(out.resolve(FOLDER), KEPT);
+    }
+
+    /**
+     * Returns what fine-tuning is to do.
+     *
+     * @param last where it goes on from
+     * @param settings saved along
+     */
+    RunSaves of(Path out, Optional<TrainingCheckpoint> last, Map<String, String> settings) {
+        RunSaves saves = every == null ? RunSaves.NONE : RunSaves.every(every, in(out));
+        return saves.goingOnFrom(last.orElse(null)).withSettings(settings);
+    }
+
+    /**
+     * Returns the chunks of a run, and adds them to its settings. Other chunks add up in another
+     * order, so a run keeps those that it was started with.
+     *
+     * @throws UserError if the saved state does not say which
+     */
+    static LanguageModel.Chunks chunks(
+            Optional<TrainingCheckpoint> last, MemoryPlan plan, Map<String, String> settings) {
+        LanguageModel.Chunks chunks = Memory.chunks(plan);
+        if (last.isPresent()) {
+            Map<String, String> before = last.get().state().settings();
+            try {
+                chunks =
+                        new LanguageModel.Chunks(
+                                Integer.parseInt(before.get(MOE_CHUNK)),
+                                Integer.parseInt(before.get(VOCAB_BLOCK)));
+            } catch (NumberFormatException e) {
+                throw new UserError(
+                        "--resume: "
+                                + last.get().folder()
+                                + " does not say which chunks the run had; it was not saved by"
+                                + " this command",
+                        e);
+            }
+        }
+        settings.put(MOE_CHUNK, Integer.toString(chunks.moeTokens()));
+        settings.put(VOCAB_BLOCK, Integer.toString(chunks.vocabTokens()));
+        return chunks;
     }
 
     /** Something that reads a saved state. */
@@ -94,6 +142,12 @@ final class SavedStates {
                             + ": go on from it with --resume, name another directory, or delete "
                             + out.resolve(FOLDER));
         }
+        if (!options(settings).equals(options(last.get().state().settings()))) {
+            throw new UserError(
+                    "--resume: "
+                            + folder
+                            + " was saved by another command: name another directory with --out");
+        }
         List<String> differing = new ArrayList<>();
         last.get()
                 .state()
@@ -101,7 +155,7 @@ final class SavedStates {
                 .forEach(
                         (name, change) -> {
                             // What is no option is the run's own choice, and goes on with it.
-                            if (name.startsWith("--")) {
+                            if (isOption(name)) {
                                 differing.add(name + " " + change);
                             }
                         });
@@ -113,5 +167,13 @@ final class SavedStates {
                             + String.join(", ", differing));
         }
         return last;
+    }
+
+    private static boolean isOption(String setting) {
+        return setting.startsWith("--");
+    }
+
+    private static Set<String> options(Map<String, String> settings) {
+        return settings.keySet().stream().filter(SavedStates::isOption).collect(Collectors.toSet());
     }
 }

@@ -9,6 +9,7 @@ final class StageProgress implements AutoCloseable {
     private String label;
     private ProgressBar bar;
     private int done;
+    private String initialStage;
     private int initial;
     private long tokensDone;
 
@@ -16,8 +17,9 @@ final class StageProgress implements AutoCloseable {
         this.options = options;
     }
 
-    /** Lets the first stage begin after steps that were done in another run. */
-    StageProgress after(int steps) {
+    /** Lets a stage begin after steps that were done in another run. */
+    StageProgress after(String stage, int steps) {
+        initialStage = stage;
         initial = steps;
         return this;
     }
@@ -35,8 +37,7 @@ final class StageProgress implements AutoCloseable {
         if (!stage.equals(label)) {
             close();
             label = stage;
-            done = initial;
-            initial = 0;
+            done = stage.equals(initialStage) ? initial : 0;
             bar = options.progress(stage, steps).optUnit("tokens").optInitial(done).build();
         }
         if (!Double.isNaN(loss)) {

@@ -150,6 +150,87 @@ class TrainAndFinetuneTest {
                 "--save-every");
     }
 
+    /** Of every method, from a state in each stage or at its end, as a kill would have left it. */
+    @ParameterizedTest
+    @CsvSource({
+        "maskcoft --half-experts, 2, mask, 3, 000002-mask-step-3",
+        "maskcoft --estimator gumbel, 5, adapt, 4, 000004-adapt-step-4",
+        "maskcoft --kept-total 5, 3, adapt, 3, 000004-adapt-step-3",
+        "ce, 5, training, 4, 000002-adapt-step-4",
+        "lora --half-experts, 3, training, 2, 000001-adapt-step-2"
+    })
+    void finetune_killedAndResumed_isTheUninterruptedRunToTheBit(
+            String method, int steps, String stage, int step, String state) throws IOException {
+        Path whole = directory.resolve("whole");
+        Path resumed = directory.resolve("resumed");
+        String line =
+                "finetune --batch 2 --sequence 32 --mask-steps 3 --rank 2 --language lv --method "
+                        + method
+                        + " --steps "
+                        + steps
+                        + " --save-every 2 --model "
+                        + model;
+        JsonObject one = figures(line, "--out", whole, "--adapter-out", whole.resolve("adapter"));
+        String from = "checkpoint-" + state;
+        Path states = Files.createDirectories(resumed.resolve("checkpoints"));
+        copy(whole.resolve("checkpoints").resolve(from), states.resolve(from));
+        // Another budget would choose other chunks.
+        JsonObject two =
+                figures(
+                        line + " --resume --budget 1g",
+                        "--out",
+                        resumed,
+                        "--adapter-out",
+                        resumed.resolve("adapter"));
+
+        assertEquals(0, one.get("resumed_from").getAsInt());
+        assertEquals(step, two.get("resumed_from").getAsInt());
+        assertEquals(stage, two.get("resumed_stage").getAsString());
+        assertEquals(losses(one), losses(two));
+        for (String figure : List.of("perplexity_before", "perplexity_after", "beta", "moved")) {
+            assertEquals(one.get(figure), two.get(figure), figure);
+        }
+        for (String file :
+                List.of(
+                        "model.safetensors",
+                        "maskcoft.safetensors",
+                        "adapter/adapter_model.safetensors")) {
+            if (method.startsWith("maskcoft") || !file.startsWith("maskcoft")) {
+                assertEquals(-1, Files.mismatch(whole.resolve(file), resumed.resolve(file)), file);
+            }
+        }
+    }
+
+    @Test
+    void finetune_savedStateThatDoesNotFit_oneLineThatSaysWhatToDo() throws IOException {
+        String line =
+                "finetune --quiet --batch 2 --sequence 32 --mask-steps 2 --steps 2 --rank 2"
+                        + " --language lv --save-every 1 --out "
+                        + directory
+                        + " --model ";
+        // There is none yet: from the start.
+        assertEquals(ExitCodes.OK, run(line + model + " --resume"), err::toString);
+
+        assertUserError(line + model, "--resume");
+        assertUserError(
+                line.replace("--steps 2", "--steps 3") + model + " --kept 3 --resume",
+                "--kept default -> 3, --steps 2 -> 3");
+        assertUserError(line + model + " --method ce --resume", "--method maskcoft -> ce");
+        Path other = directory.resolve("other");
+        String train = "train --quiet --steps 1 --batch 2 --language lv --seed 7 --out " + other;
+        assertEquals(ExitCodes.OK, run(train), err::toString);
+        assertUserError(line + other + " --resume", "another model");
+        Path latest = directory.resolve("checkpoints").resolve("checkpoint-000004-adapt-step-2");
+        Files.delete(latest.resolve("mask_learning.safetensors"));
+        assertUserError(line + model + " --resume", "mask_learning.safetensors");
+        // A state of `train`.
+        assertEquals(ExitCodes.OK, run(train + " --save-every 1"), err::toString);
+        assertUserError(
+                line.replace(directory.toString(), other.toString()) + model + " --resume",
+                "another command");
+        assertUserError(line.replace("every 1", "every 0") + model, "--save-every");
+    }
+
     private void assertUserError(String line, String part) {
         err.getBuffer().setLength(0);
         assertEquals(ExitCodes.USAGE, run(line), err::toString);
