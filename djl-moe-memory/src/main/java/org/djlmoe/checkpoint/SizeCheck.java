@@ -37,12 +37,12 @@ final class SizeCheck {
                 0,
                 "num_key_value_heads x head_dim",
                 (long) config.numKeyValueHeads() * config.headDim());
-        axis(
-                FIRST + "mlp.shared_expert.down_proj.weight",
-                2,
-                1,
-                "shared_expert_intermediate_size",
-                config.sharedExpertIntermediateSize());
+        String shared = FIRST + "mlp.shared_expert.down_proj.weight";
+        long width = config.sharedExpertIntermediateSize();
+        if (width > 0 && !source.names().contains(shared)) {
+            throw wrong("shared_expert_intermediate_size", width, "the weights have none", 0);
+        }
+        axis(shared, 2, 1, "shared_expert_intermediate_size", width);
         // One expert stands for all of them, so that their number can be anything.
         for (Layout layout : Layout.values()) {
             long[] gate = {config.numExperts(), config.hiddenSize()};

@@ -161,7 +161,7 @@ public final class AdamWState {
 
     /**
      * Makes room for a parameter and sets how often it has been updated. What it holds is left as
-     * it is, zero at first; a master that is not written is taken from the weight.
+     * it is, zero at first; a master that is not written as a whole is taken from the weight.
      *
      * @param path the parameter
      * @param shape its shape
@@ -207,7 +207,8 @@ public final class AdamWState {
     }
 
     /**
-     * Writes a run of elements of the master weight. The weight follows with its next update.
+     * Writes a run of elements of the master weight. The weight follows with its next update, once
+     * all elements are written.
      *
      * @param path a parameter that {@link #hasMaster has a master}
      * @param start the first element, counted in the flattened parameter
@@ -216,6 +217,11 @@ public final class AdamWState {
      */
     public void writeMaster(String path, long start, NDArray master) {
         transfer(path, start, master, Part.MASTER, false);
+    }
+
+    /** Returns whether a master can be used: all of its elements were written. */
+    boolean hasWholeMaster(String path) {
+        return entry(path).hasWholeMaster();
     }
 
     /** Sets a master to its weight, which is of half precision. */
@@ -258,7 +264,9 @@ public final class AdamWState {
             NDArray array,
             Part part,
             boolean out) {
-        entry.masterWritten |= part == Part.MASTER && !out;
+        if (part == Part.MASTER && !out) {
+            entry.masterWritten += length;
+        }
         for (Place place : entry.places) {
             Slab slab = place.slab();
             BucketState state = place.bucket().state;

@@ -127,8 +127,12 @@ final class GradientSequence {
      */
     void restart(Supplier<Block> trained) {
         block = trained;
-        namedById = false;
         paths.clear();
+        forgetStep();
+    }
+
+    /** Has the next gradient begin a step. */
+    void forgetStep() {
         pending.clear();
         seen.clear();
     }

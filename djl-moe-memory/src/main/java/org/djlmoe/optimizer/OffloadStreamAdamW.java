@@ -62,7 +62,8 @@ import org.slf4j.LoggerFactory;
  * or of 32 bits; the former are widened, up to 2^21 elements at a time, in one more buffer. What
  * changes such a weight from outside is lost with its next update.
  *
- * <p>Bound of all buffers, with buckets of beta elements: 2 x 16 x beta bytes.
+ * <p>Bound of all buffers: none in place in memory; else two of a bucket, 8 bytes an element or 12
+ * of half precision. To widen gradients of half precision, 8 MB.
  *
  * <p>It works under {@code BoundedTrainer} and under DJL's trainer. DJL's hands over one gradient
  * at a time, named by a number, so what depends on all of them or on paths (the global norm,
@@ -103,6 +104,9 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
 
     /** The last step, or the one that DJL's trainer is in the middle of. */
     private StepPolicy.Step current;
+
+    /** Whether something has been updated in it. */
+    private boolean started;
 
     private OffloadStreamAdamW(Builder builder, AdamWKernels kernels) {
         super(builder);
@@ -221,11 +225,28 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
 
     private void begin(Map<String, NDArray> gradients) {
         current = policy.next(gradients);
+        started = false;
         pipeline.beginStep();
     }
 
-    /** Plans the updates of a step, or of a part of it, and makes room for new parameters. */
+    /** Plans updates; if that fails with nothing updated yet, the step has not been. */
     private UpdatePlan plan(List<Slot> slots) {
+        boolean done = false;
+        try {
+            UpdatePlan plan = planned(slots);
+            checks.updated(slots);
+            started = true;
+            done = true;
+            return plan;
+        } finally {
+            if (!done && !started) {
+                policy.takeBack(current);
+                sequence.forgetStep();
+            }
+        }
+    }
+
+    private UpdatePlan planned(List<Slot> slots) {
         // Asked for everything that can go wrong before anything changes.
         Map<String, Need> needs = new LinkedHashMap<>();
         Map<String, Group> groupOf = new HashMap<>();
@@ -239,7 +260,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         UpdatePlan plan = new UpdatePlan(buckets, decaysIdle);
         for (Slot slot : slots) {
             String path = slot.path();
-            if (needs.get(path).master() && !buckets.entries().get(path).masterWritten) {
+            if (needs.get(path).master() && !state.hasWholeMaster(path)) {
                 state.fillMaster(path, slot.weight());
             }
             plan.add(slot, groupOf.get(path), current.expertLoad().get(path));
@@ -355,13 +376,19 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @param trained the initialized model; an optimizer that was built without knows it from now
      *     on
      * @return what became of each parameter
-     * @throws IllegalStateException if this optimizer holds state of another shape
+     * @throws IllegalStateException if this optimizer holds state of another shape, or with a
+     *     master that the weight has no use for, or of parameters that DJL's trainer named by id
      * @throws SafetensorsException if the file is no such file or is broken, or a parameter has
      *     another shape in it; nothing has changed then
      * @throws IOException if reading fails; what this optimizer holds is of no more use then
      */
     public StateReport load(Path file, Block trained) throws IOException {
         requireOpen();
+        if (sequence.isNamedById()) {
+            throw new IllegalStateException(
+                    "This optimizer has updated parameters that DJL's trainer named by numbers, and"
+                            + " cannot tell which of the file they are: load into a new one");
+        }
         try (GradMode off = GradMode.off()) {
             StateFile.Loaded loaded =
                     new StateFile(state, kernels).load(file, ParameterPaths.of(trained), options);

@@ -45,14 +45,20 @@ final class SlotChecks {
         checkOrder(slots);
     }
 
+    /** Remembers whose parameters were updated. */
+    void updated(List<Slot> slots) {
+        slots.forEach(slot -> ids.put(slot.path(), slot.id()));
+    }
+
     private void checkModel(Slot slot) {
-        String id = ids.putIfAbsent(slot.path(), slot.id());
+        String id = ids.get(slot.path());
         if (id != null && !id.equals(slot.id())) {
             throw new IllegalStateException(
                     "This optimizer has updated a "
                             + slot.path()
-                            + " of another model: build one for each model, or load a saved state"
-                            + " to go on with the new one");
+                            + " of another model, or of adapters that have been attached anew since:"
+                            + " build a new optimizer, or load a saved state to go on with the new"
+                            + " parameter");
         }
     }
 

@@ -44,8 +44,13 @@ final class StateBuckets {
         final boolean master;
         final List<Place> places = new ArrayList<>();
 
+        /** Elements of the master that were written, those that were so twice counted twice. */
+        long masterWritten;
+
         /** Whether the master holds a weight, and not the zeros that it was made of. */
-        boolean masterWritten;
+        boolean hasWholeMaster() {
+            return master && masterWritten >= shape.size();
+        }
 
         /** How often it was updated: one number, or one an expert. */
         private long[] steps = {0};
@@ -93,16 +98,15 @@ final class StateBuckets {
      * Makes room, filled with zeros, for the parameters that have none; all of them or, if it
      * fails, none.
      *
-     * @return the paths that room was made for
      * @throws IllegalStateException if there is state of another shape for one of them, or with a
      *     master where none is needed, or the other way round
      */
-    List<String> ensure(Map<String, Need> parameters) {
-        return ensure(List.of(parameters));
+    void ensure(Map<String, Need> parameters) {
+        ensure(List.of(parameters));
     }
 
     /** The same for several groups that share no bucket: room for all of them, or for none. */
-    List<String> ensure(List<Map<String, Need>> groups) {
+    void ensure(List<Map<String, Need>> groups) {
         groups.forEach(group -> group.forEach(this::check));
         Map<String, Entry> added = new LinkedHashMap<>();
         List<Bucket> made = new ArrayList<>();
@@ -131,7 +135,6 @@ final class StateBuckets {
         }
         buckets.addAll(made);
         entries.putAll(added);
-        return List.copyOf(added.keySet());
     }
 
     private void check(String path, Need need) {

@@ -70,7 +70,7 @@ final class StateFile {
                     path + STEP,
                     DType.I64,
                     steps.length == 1 ? new long[0] : new long[] {steps.length});
-            for (Part part : Part.of(state.hasMaster(path))) {
+            for (Part part : Part.of(state.hasWholeMaster(path))) {
                 plan.addTensor(name(path, part), DType.F32, state.shape(path).getShape());
             }
         }
@@ -78,7 +78,7 @@ final class StateFile {
                 Pieces pieces = new Pieces()) {
             for (String path : state.paths()) {
                 writer.writeBytes(path + STEP, bytes(state.steps(path)));
-                for (Part part : Part.of(state.hasMaster(path))) {
+                for (Part part : Part.of(state.hasWholeMaster(path))) {
                     pieces.each(
                             state.shape(path).size(),
                             (start, length) -> {

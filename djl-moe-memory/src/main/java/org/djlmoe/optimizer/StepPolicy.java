@@ -29,6 +29,9 @@ final class StepPolicy {
     private final ExpertLoad load;
     private final int begin;
 
+    /** The tokens of a step that was taken back, for the one that comes in its place. */
+    private Map<String, long[]> kept;
+
     private int updates;
     private long skipped;
     private double globalNorm = Double.NaN;
@@ -69,7 +72,9 @@ final class StepPolicy {
      */
     Step next(Map<String, NDArray> gradients) {
         // Also of a step that is left out or refused: its tokens are no tokens of the next.
-        Map<String, long[]> expertLoad = load == null ? Map.of() : load.take();
+        Map<String, long[]> expertLoad =
+                kept != null ? kept : load == null ? Map.of() : load.take();
+        kept = null;
         String culprit = needsAllGradients() ? measure(gradients) : null;
         if (culprit != null && nonFinite == NonFinitePolicy.RAISE) {
             throw new ArithmeticException(
@@ -106,6 +111,12 @@ final class StepPolicy {
         }
         globalNorm = Math.abs(clipping.rescale()) * Math.sqrt(squares);
         return culprit;
+    }
+
+    /** Has a step not been, the last one, which was not left out. */
+    void takeBack(Step step) {
+        updates--;
+        kept = step.expertLoad();
     }
 
     /** Goes on after the last step of another run. */

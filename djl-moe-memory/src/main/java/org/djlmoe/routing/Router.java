@@ -476,8 +476,8 @@ public final class Router extends AbstractBlock {
         Arrays.fill(load, 0);
     }
 
-    private void move(long[] load) {
-        long total = Arrays.stream(load).sum();
+    private void move(long[] routes) {
+        long total = Arrays.stream(routes).sum();
         if (total > 0) {
             double[] values = balanceValues();
             float[] moved = new float[experts];
@@ -485,7 +485,8 @@ public final class Router extends AbstractBlock {
                 moved[e] =
                         (float)
                                 (values[e]
-                                        + biasUpdateRate * Long.signum(total - load[e] * experts));
+                                        + biasUpdateRate
+                                                * Long.signum(total - routes[e] * experts));
             }
             NDArray array = balanceBias.getArray();
             try (NDArray next = array.getManager().create(moved)) {

@@ -7,9 +7,9 @@ def place(self, weight: Tensor, start: int, length: int) -> Tensor:
 def update(self, weights: List[Tensor], gradients: List[Tensor], state: Tensor, n: int, master: bool, scratch: Tensor, start: List[int], offset: List[int], length: List[int], step: List[int], lr: float, beta1: float, beta2: float, epsilon: float, decay: float, limit: float, divisor: float, clear: bool) -> int:
     # What 32 bits cannot hold, of a very large norm or scale, is divided by in two steps.
     far = 1.0
-    if divisor > 1e30:
+    if abs(divisor) > 1e30:
         far = 2.0 ** 96
-    if divisor < 1e-30:
+    if abs(divisor) < 1e-30:
         far = 2.0 ** -96
     for i in range(len(weights)):
         w = self.place(weights[i], start[i], length[i])

@@ -76,6 +76,20 @@ class ParameterPathsTest {
     }
 
     @Test
+    void of_childNamedByItsUser_keepsTheName() {
+        assertEquals(
+                List.copyOf(ParameterPaths.of(new Child(linear())).keySet()),
+                List.copyOf(ParameterPaths.of(new Child(new Checkpointed(linear()))).keySet()));
+    }
+
+    /** Gives its child a name that looks like a wrapper's. */
+    private static final class Child extends SequentialBlock {
+        Child(Block child) {
+            addChildBlock("encoderCheckpointed", child);
+        }
+    }
+
+    @Test
     void of_namedInNamed_outermostCounts() {
         Block inner = new Named("inner");
         class Outer extends SequentialBlock implements NamedParameters {

@@ -13,6 +13,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.training.tracker.Tracker;
+import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -21,10 +22,12 @@ import net.jqwik.api.ForAll;
 import net.jqwik.api.Property;
 import net.jqwik.api.constraints.IntRange;
 import org.djlmoe.autograd.StepOptimizer.Slot;
+import org.djlmoe.io.SafetensorsReader;
 import org.djlmoe.kernel.TorchKernels;
 import org.djlmoe.optimizer.StateTiersTest.Way;
 import org.djlmoe.tier.HostTier;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -224,16 +227,23 @@ class HalfPrecisionTest {
     }
 
     @Test
-    void step_masterDefinedButNeverWritten_isTakenFromTheWeight() {
+    void step_masterThatWasNeverWrittenWhole_isTakenFromTheWeight(@TempDir Path folder)
+            throws IOException {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
                 OffloadStreamAdamW optimizer = builder().build()) {
             NDArray weight = manager.ones(new Shape(3)).toType(DataType.FLOAT16, false);
             NDArray gradient = manager.ones(new Shape(3));
             optimizer.state().define("h", weight.getShape(), new long[] {4}, true);
+            optimizer.state().writeMaster("h", 0, manager.ones(new Shape(1)));
+            Path file = folder.resolve("unwritten");
+            optimizer.save(file);
+            try (SafetensorsReader reader = SafetensorsReader.open(file)) {
+                assertFalse(reader.names().contains("h.master"));
+            }
 
             optimizer.step(List.of(new Slot("h", "h", weight, gradient)));
 
-            assertEquals(1f, weight.toType(DataType.FLOAT32, false).toFloatArray()[0], 0.02f);
+            assertEquals(1f, weight.toType(DataType.FLOAT32, false).toFloatArray()[2], 0.02f);
         }
     }
 

@@ -98,7 +98,7 @@ final class BenchOptions {
         }
     }
 
-    /** Timed runs of each case. */
+    /** Timed turns of each case. */
     int runs() {
         Arguments.positive("--runs", runs);
         return runs;
