@@ -92,7 +92,9 @@ final class HfConfigReader {
             requireMixtral();
         }
         if (present(json, "quantization_config")) {
-            throw fail("quantization_config", "quantized weights are not implemented");
+            throw fail(
+                    "quantization_config",
+                    "is there; only weights in F32, F16 and BF16 are read, so convert them");
         }
         if (!present(json, "num_key_value_heads") && !json.has("num_key_value_heads")) {
             throw fail("num_key_value_heads", "is missing");
@@ -171,20 +173,16 @@ final class HfConfigReader {
 
     /** Mixtral has none of this, so that other software would leave it out without a word. */
     private void requireMixtral() {
-        boolean asked =
-                sharedWidth() > 0 || optionalBoolean(SHARED_GATED) || optionalBoolean(ROUTING_BIAS);
-        if (asked) {
-            String key =
-                    sharedWidth() > 0
-                            ? SHARED_WIDTH
-                            : optionalBoolean(SHARED_GATED) ? SHARED_GATED : ROUTING_BIAS;
-            throw fail(
-                    key,
-                    "is "
-                            + json.get(key)
-                            + ", which a Mixtral does not have: set model_type to '"
-                            + MoeConfig.EXTENDED_TYPE
-                            + "'");
+        for (String key : List.of(SHARED_WIDTH, SHARED_GATED, ROUTING_BIAS)) {
+            if (key.equals(SHARED_WIDTH) ? sharedWidth() > 0 : optionalBoolean(key)) {
+                throw fail(
+                        key,
+                        "is "
+                                + json.get(key)
+                                + ", which a Mixtral does not have: set model_type to '"
+                                + MoeConfig.EXTENDED_TYPE
+                                + "'");
+            }
         }
     }
 
