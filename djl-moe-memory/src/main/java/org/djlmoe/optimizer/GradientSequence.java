@@ -67,6 +67,11 @@ final class GradientSequence {
         return path;
     }
 
+    /** Returns the block that parameters are looked up in, or null if it is not known. */
+    Supplier<Block> block() {
+        return block;
+    }
+
     /** Returns whether gradients came that only an id of this process names. */
     boolean isNamedById() {
         return namedById;
@@ -125,8 +130,8 @@ final class GradientSequence {
      *
      * @param trained the block
      */
-    void restart(Supplier<Block> trained) {
-        block = trained;
+    void restart(Block trained) {
+        block = () -> trained;
         paths.clear();
         forgetStep();
     }

@@ -91,7 +91,6 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
     private final ParameterGroups groups;
     private final boolean decaysIdle;
     private final Map<String, String> options;
-    private Supplier<Block> block;
     private final GradientSequence sequence;
     private final StepPolicy policy;
     private final SlotChecks checks;
@@ -117,8 +116,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
         groups = builder.groups();
         decaysIdle = builder.idle == IdleExperts.DECAY;
         options = options(builder);
-        block = builder.block;
-        sequence = new GradientSequence(block);
+        sequence = new GradientSequence(builder.block);
         policy = new StepPolicy(kernels, clipping, builder.nonFinite, builder.load, builder.begin);
         checks = new SlotChecks(kernels);
         this.kernels = kernels;
@@ -193,7 +191,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             if (isMadeUp(weight, gradient)) {
                 return;
             }
-            if (block == null && policy.needsModel()) {
+            if (sequence.block() == null && policy.needsModel()) {
                 throw new IllegalStateException(
                         "optClipNorm and optNonFinite look at all gradients of a step, and"
                                 + " optIdleExperts at paths, but this trainer hands over one"
@@ -231,19 +229,19 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
 
     /** Plans updates; if that fails with nothing updated yet, the step has not been. */
     private UpdatePlan plan(List<Slot> slots) {
-        boolean done = false;
+        UpdatePlan plan;
         try {
-            UpdatePlan plan = planned(slots);
-            checks.updated(slots);
-            started = true;
-            done = true;
-            return plan;
-        } finally {
-            if (!done && !started) {
+            plan = planned(slots);
+        } catch (RuntimeException e) {
+            if (!started) {
                 policy.takeBack(current);
                 sequence.forgetStep();
             }
+            throw e;
         }
+        checks.updated(slots);
+        started = true;
+        return plan;
     }
 
     private UpdatePlan planned(List<Slot> slots) {
@@ -354,6 +352,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * @see #load(Path, Block)
      */
     public StateReport load(Path file) throws IOException {
+        Supplier<Block> block = sequence.block();
         if (block == null) {
             throw new IllegalStateException(
                     "Which parameters there are is not known: call load(file, block), or give the"
@@ -373,8 +372,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
      * steps.
      *
      * @param file the file
-     * @param trained the initialized model; an optimizer that was built without knows it from now
-     *     on
+     * @param trained the initialized model, which is the one that is trained from now on
      * @return what became of each parameter
      * @throws IllegalStateException if this optimizer holds state of another shape, or with a
      *     master that the weight has no use for, or of parameters that DJL's trainer named by id
@@ -393,10 +391,7 @@ public final class OffloadStreamAdamW extends Optimizer implements StepOptimizer
             StateFile.Loaded loaded =
                     new StateFile(state, kernels).load(file, ParameterPaths.of(trained), options);
             policy.restore(loaded.updates(), loaded.skipped());
-            if (block == null) {
-                block = () -> trained;
-            }
-            sequence.restart(block);
+            sequence.restart(trained);
             checks.forgetModel();
             StateReport report = loaded.report();
             if (report.isComplete()) {

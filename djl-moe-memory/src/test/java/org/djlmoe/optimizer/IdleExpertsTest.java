@@ -236,4 +236,35 @@ class IdleExpertsTest {
             assertEquals(2, taken[0]);
         }
     }
+
+    /** Its tokens are those of the step that comes in its place: they are handed out once. */
+    @Test
+    void step_refusedThenRight_isTheStepThatWasRefused() {
+        double[] rate = {-1};
+        List<Integer> asked = new ArrayList<>();
+        List<Map<String, long[]>> loads = new ArrayList<>();
+        loads.add(Map.of("x", new long[] {1, 0}));
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+                OffloadStreamAdamW optimizer =
+                        OffloadStreamAdamW.builder()
+                                .setLearningRateTracker(
+                                        (path, number) -> {
+                                            asked.add(number);
+                                            return (float) rate[0];
+                                        })
+                                .optIdleExperts(IdleExperts.SKIP, () -> loads.remove(0))
+                                .build()) {
+            NDArray w = manager.ones(new Shape(2, 1));
+            NDArray g = manager.ones(new Shape(2, 1));
+            List<Slot> slots = List.of(new Slot("x", "x", w, g));
+            assertThrows(IllegalArgumentException.class, () -> optimizer.step(slots));
+            rate[0] = 0.01;
+            optimizer.step(slots);
+
+            assertEquals(List.of(1, 1), asked);
+            assertEquals(1, optimizer.updates());
+            assertArrayEquals(new long[] {1, 0}, optimizer.state().steps("x"));
+            assertEquals(1f, w.toFloatArray()[1]);
+        }
+    }
 }

@@ -362,6 +362,44 @@ class TrainersTest {
         }
     }
 
+    /** The block that came with the last file counts, not that of the first. */
+    @Test
+    void load_twiceForTwoModels_theSecondIsTrained() throws IOException {
+        Path file = folder.resolve("twice");
+        try (OffloadStreamAdamW first = builder().build();
+                Run before = new Run(network(), first, true);
+                OffloadStreamAdamW optimizer = builder().build();
+                Run after = new Run(network(), optimizer, false)) {
+            before.train(3);
+            first.save(file);
+
+            optimizer.load(file, before.model.getBlock());
+            optimizer.load(file, after.model.getBlock());
+            after.train(2);
+
+            assertEquals(5, optimizer.updates());
+        }
+    }
+
+    /** A step that DJL's trainer begins in vain is no step. */
+    @Test
+    void step_refusedUnderDjlsTrainer_isNotCounted() {
+        double[] rate = {-1};
+        OffloadStreamAdamW.Builder refusing =
+                OffloadStreamAdamW.builder()
+                        .setLearningRateTracker((path, number) -> (float) rate[0]);
+        Block block = network();
+        try (OffloadStreamAdamW optimizer = refusing.optBlock(block).build();
+                Run run = new Run(block, optimizer, false)) {
+            run.backward(run.x);
+            assertThrows(IllegalArgumentException.class, run.trainer::step);
+            assertEquals(0, optimizer.updates());
+            rate[0] = 0.01;
+            run.trainer.step();
+            assertEquals(1, optimizer.updates());
+        }
+    }
+
     @Test
     void step_parameterOutsideTheGivenBlock_isRefused() {
         Block part = Linear.builder().setUnits(10).build();
